@@ -1,0 +1,1 @@
+"""How it runs: the command line, the supervisor, the local broker and the demo."""
