@@ -59,8 +59,8 @@ def test_a_missing_field_is_named(kind: type) -> None:
 
 
 def feedback(**fields: Any) -> Feedback:
-    plain = {"feedback_id": "f", "tenant": "t", "metric": "m", "kind": "boolean", "occurred_at": 0.0, "received_at": 0.0}
-    return Feedback(**plain | fields)
+    plain = {"feedback_id": "f", "tenant": "t", "metric": "m", "kind": "boolean"}
+    return Feedback(**{**plain, "occurred_at": 0.0, "received_at": 0.0, **fields})
 
 
 def test_unknown_fields_are_ignored_and_mistyped_ones_named() -> None:
