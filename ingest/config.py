@@ -1,4 +1,4 @@
-"""Configuration of the run, Kafka and ingest (contract): frozen, strict, one TOML per deployment, one table per room."""
+"""Configuration of the run, Kafka and ingest (contract): frozen, strict; one TOML per deployment, a table per room."""
 
 import hashlib
 import tomllib

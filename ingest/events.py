@@ -65,7 +65,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     arm: Literal["champion", "canary", "anchor"] = "champion"
     propensity: float = 1.0
     unit: str = ""  # hashed user or episode
-    assigned_arm: Literal["", "champion", "canary", "anchor"] = ""  # set when the assigned engine was lost and arm answered
+    assigned_arm: Literal["", "champion", "canary", "anchor"] = ""  # set when its engine was lost and arm answered
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
