@@ -1,4 +1,4 @@
-"""Routes (contract): which engine answers for which arm. Key "routes" on the control topic; the highest revision wins."""
+"""Routes (contract): which engine answers for which arm. Key "routes" on the control topic; the top revision wins."""
 
 from typing import Literal
 
