@@ -1,4 +1,4 @@
-"""Configuration of serving (contract): the gateway and the engines. One table, [serving]; the gate has [serving.gate]."""
+"""Configuration of serving (contract): gateway and engines in one table, [serving]; the gate has [serving.gate]."""
 
 from pathlib import Path
 from typing import Any, Literal
