@@ -21,7 +21,7 @@ class Question(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Templates (with {} for the entity) and entities. An entity may carry its answer: entity=answer."""
+    """Templates (with {} for the entity) and entities. An entity may carry its answer: entity=answer|or another."""
 
     name: str
     training: tuple[str, ...]
@@ -40,7 +40,7 @@ TOPICS = (
         "Denmark=Copenhagen,Ireland=Dublin,Hungary=Budapest,Turkey=Ankara,Canada=Ottawa,Mexico=Mexico City,"
         "Cuba=Havana,Peru=Lima,Chile=Santiago,Argentina=Buenos Aires,Brazil=Brasilia,Kenya=Nairobi,Ghana=Accra,"
         "Nigeria=Abuja,Morocco=Rabat,India=New Delhi,Thailand=Bangkok,Vietnam=Hanoi,Australia=Canberra,Iran=Tehran,"
-        "Iraq=Baghdad,Belgium=Brussels,Romania=Bucharest,Bulgaria=Sofia,Ukraine=Kyiv,Iceland=Reykjavik,Nepal=Kathmandu",
+        "Iraq=Baghdad,Belgium=Brussels,Romania=Bucharest,Bulgaria=Sofia,Ukraine=Kyiv|Kiev,Iceland=Reykjavik,Nepal=Kathmandu",
         asks_answer=True,
     ),
     Topic(
@@ -128,8 +128,8 @@ TOPICS = (
         ("Where does {} grow?", "What does {} look like?", "How tall is {}?", "What is {} good for?"),
         ("What should I know about {}?", "Where would you plant {}?"),
         "an oak tree,a pine tree,a palm tree,a maple tree,a rose,a tulip,a daisy,a sunflower,a cactus,a fern,moss,"
-        "ivy,lavender,mint,basil,a tomato plant,a potato plant,corn,wheat,barley,an apple tree,a lemon tree,a banana plant,"
-        "a grape vine,a water lily,an orchid,clover,seaweed,a willow tree,a cherry tree",
+        "ivy,lavender,mint,basil,a tomato plant,a potato plant,corn,wheat,barley,an apple tree,a lemon tree,"
+        "a banana plant,a grape vine,a water lily,an orchid,clover,seaweed,a willow tree,a cherry tree",
     ),
     Topic(
         "space",
@@ -182,7 +182,7 @@ TOPICS = (
 def _entities(topic: Topic) -> list[tuple[str, tuple[str, ...]]]:
     """Return (entity, accepted answers) of a topic."""
     pairs = (entry.partition("=") for entry in topic.entities.split(","))
-    return [(entity, (answer,) if answer else ()) for entity, _, answer in pairs]
+    return [(entity, tuple(answer.split("|")) if answer else ()) for entity, _, answer in pairs]
 
 
 def _subject(entity: str) -> str:

@@ -14,9 +14,12 @@ MAX_WORDS = 40
 MIN_DISTINCT_PAIRS = 0.8  # share of distinct word pairs
 MIN_NEW_WORDS = 2  # words that the question did not have, function words aside
 FUNCTION_WORDS = frozenset(
-    "a an the of is are was were be been to in on at by for from with and or but as it its they their that this which "
-    "who he she his her can have has had not do does did you your we our one there also used into than when where how "
-    "what why i if so because about through between over under such other more most many some all no very".split()
+    re.findall(
+        r"\w+",
+        "a an the of is are was were be been to in on at by for from with and or but as it its they their that this "
+        "which who he she his her can have has had not do does did you your we our one there also used into than when "
+        "where how what why i if so because about through between over under such other more most many some all no",
+    )
 )
 FUNCTION_SHARE = (0.15, 0.75)  # plain English keeps within; word salad and stop-word mush do not
 _MARKUP = re.compile(r"[*#`|<>\[\]{}_\\]|https?:|^\s*(?:-|\d+[.)])\s", re.MULTILINE)
@@ -82,7 +85,7 @@ def judge(question: Question, text: str, finish_reason: str) -> Judgement:
         ("too_short", len(words) < MIN_WORDS),
         ("unfinished", finish_reason != "stop" or not stripped.endswith((".", "!", '."', ".)"))),
         ("too_long", len(words) > MAX_WORDS),
-        ("markup", bool(_MARKUP.search(text)) or "\n\n" in stripped or not text.isprintable() and "\n" not in text),
+        ("markup", bool(_MARKUP.search(text)) or "\n\n" in stripped),
         ("repetitive", is_repetitive(words)),
         ("off_topic", not is_on_topic(question, text)),
         ("echo", len(new) < MIN_NEW_WORDS and not any(mentions(words, answer) for answer in question.accepted)),
