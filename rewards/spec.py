@@ -6,6 +6,7 @@ Promises: a specification with an unknown key, kind or an impossible number neve
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,7 +97,7 @@ class RewardSpec(StrictModel):
             raise ValueError(f"metric name {taken[0]!r} is taken by Headrace; rename it")
         return self
 
-    @property
+    @cached_property
     def version(self) -> str:
         """12 hex digits of the resolved content: defaults written out or left out give the same version."""
         resolved = json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -30,7 +30,7 @@ from rewards.config import RewardsConfig, spec_path
 from rewards.reward import score
 from rewards.samples import SAMPLE_TYPE, Sample
 from rewards.spec import RewardSpec, load_spec
-from rewards.verdict import Scored, cost_of, judge
+from rewards.verdict import Scored, cost_of, judge, never_trains
 
 logger = logging.getLogger("rewards.stage")
 SOURCE = "rewards"
@@ -97,7 +97,7 @@ class RewardStage:
             return None
         reward = score(interaction.inference, interaction.feedback, self._spec)
         seen = ledger.last_hindsight(connection, interaction.interaction_id) if previous and reward.hindsight else None
-        return Scored(interaction, reward, previous, seen)
+        return Scored(interaction, reward, never_trains(interaction.inference), previous, seen)
 
     def _publish(self, connection: sqlite3.Connection, key: str, sample: Sample) -> None:
         about = headers(SAMPLE_TYPE, sample.sample_id, SOURCE, sample.created_at)
@@ -117,8 +117,8 @@ def _distinct(decoded: Iterable[tuple[Record, Interaction]]) -> Iterator[list[tu
     yield group
 
 
-def run(config_path: Path, stop: threading.Event) -> None:
-    """Run the stage until stop is set; ValueError for a configuration, specification or broker that cannot be used."""
+def run(config_path: Path) -> None:
+    """Run the stage until SIGTERM or SIGINT; ValueError for configuration, specification or broker out of order."""
     run_config = load_table(config_path, "run", RunConfig)
     kafka = load_table(config_path, "kafka", KafkaConfig)
     config = load_table(config_path, "rewards", RewardsConfig)
@@ -129,6 +129,9 @@ def run(config_path: Path, stop: threading.Event) -> None:
     store = StageStore(run_config.state_dir / "rewards" / "ledger.sqlite", SCHEMA)
     reader = open_reader(kafka, store, [topics(kafka).interaction], "headrace-rewards")
     publisher = Publisher(kafka, SOURCE)
+    stop = threading.Event()  # from here on a signal waits for the transaction; before, it simply ends the process
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     stage = RewardStage(store, kafka, spec, config, config_hash(config_path))
 
     def report(status: dict[str, Any]) -> None:
@@ -151,11 +154,8 @@ def main(argv: list[str] | None = None) -> int:
     if len(arguments) != 1:
         print("usage: python -m rewards.stage CONFIG.toml", file=sys.stderr)
         return 2
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
-        run(Path(arguments[0]), stop)
+        run(Path(arguments[0]))
     except ValueError as error:
         print(f"rewards: {error}", file=sys.stderr)
         return 2

@@ -23,6 +23,7 @@ class Scored(NamedTuple):
 
     interaction: Interaction
     reward: Reward
+    untrainable: str | None  # why this answer must never be trained on
     previous: Verdict | None
     previous_hindsight: str | None = None
 
@@ -30,7 +31,7 @@ class Scored(NamedTuple):
     def is_first_sample(self) -> bool:
         """Tell whether this revision makes the full sample, and so reads and updates the tracker."""
         was_emitted = self.previous is not None and self.previous.emitted is not None
-        return not (was_emitted or self.reward.value is None or self.waits or never_trains(self.interaction.inference))
+        return not (was_emitted or self.reward.value is None or self.waits or self.untrainable)
 
     @property
     def waits(self) -> bool:
@@ -57,7 +58,7 @@ def never_trains(inference: Inference) -> str | None:
         return "length_mismatch"
     if tokens.logprob_mode != "processed":
         return "raw_logprobs"
-    return None if all(math.isfinite(value) for value in tokens.logprobs) else "bad_logprobs"
+    return None if math.isfinite(sum(tokens.logprobs)) else "bad_logprobs"
 
 
 def cost_of(inference: Inference, spec: RewardSpec) -> float:
@@ -72,8 +73,8 @@ def judge(
     """Return the verdict and its sample. expected: for first samples only, read at this very revision."""
     verdict = _priced(scored, expected, spec, now_s)
     value, emitted = verdict.reward, verdict.emitted
-    if reason := never_trains(scored.interaction.inference):
-        return verdict._replace(verdict="untrainable", reason=reason), None
+    if scored.untrainable:
+        return verdict._replace(verdict="untrainable", reason=scored.untrainable), None
     if scored.waits:
         return verdict._replace(verdict="waiting", reason="window still open"), None
     if emitted is not None:
@@ -92,7 +93,7 @@ def judge(
 
 def _priced(scored: Scored, expected: Expectation | None, spec: RewardSpec, now_s: float) -> Verdict:
     """Return the reward after its token cost, not judged yet; every revision pays by the first one's expectation."""
-    interaction, reward, previous, _ = scored
+    interaction, reward, previous = scored.interaction, scored.reward, scored.previous
     baseline = expected.baseline if expected else previous.baseline if previous else None
     success = expected.expected_success if expected else previous.expected_success if previous else None
     value, components = reward.value, dict(reward.components)
