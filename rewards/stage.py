@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest.config import KafkaConfig, RunConfig, config_hash, load_table
-from ingest.events import INTERACTION_TYPE, Interaction, decode, encode
+from ingest.events import Interaction, decode, encode
 from ingest.producer import Publisher
 from ingest.stage import StageStore, open_reader, run_stage
 from ingest.status import write_status
@@ -34,6 +34,7 @@ from rewards.verdict import Scored, cost_of, judge, never_trains
 
 logger = logging.getLogger("rewards.stage")
 SOURCE = "rewards"
+DEAD_LETTER_TYPE = "llm.dead_letter.v1"  # same headers as the joiner's
 SCHEMA = ledger.SCHEMA + baseline.SCHEMA
 
 
@@ -85,8 +86,8 @@ class RewardStage:
         except ValueError as error:
             self.num_quarantined += 1
             logger.warning("interaction_quarantined record=%s reason=%s", record.where, error)
-            about = headers(INTERACTION_TYPE, record.where, SOURCE, record.timestamp_s)
-            about += [("headrace_reason", str(error).encode()), ("headrace_origin", record.where.encode())]
+            about = headers(DEAD_LETTER_TYPE, record.where, SOURCE, record.timestamp_s)
+            about += [("headrace_place", record.where.encode()), ("headrace_reason", str(error).encode()[:2000])]
             self._store.enqueue(connection, self._topics.dlq, record.key, record.value, about)
             return None
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ingest.events import Consent, Policy, Tokens, WeightSpan, encode
@@ -176,6 +177,10 @@ def test_a_malformed_interaction_is_quarantined_and_blocks_nothing(room: Room) -
     assert len(room.samples()) == 1
     assert room.sent("dlq.v1") == [b'{"inference": 3}', b"\xff"]
     assert room.stage.num_quarantined == 2
+    [(raw,)] = room.store.read("SELECT headers FROM stage_outbox WHERE topic = 'dlq.v1' LIMIT 1")
+    about = dict(msgspec.msgpack.decode(raw))
+    assert about["headrace_place"] == b"interaction.v1[0]@0"
+    assert b"not a valid Interaction: Expected `object`, got `int`" in about["headrace_reason"]
 
 
 def test_token_cost_is_a_component_and_every_revision_pays_the_same(tmp_path: Path) -> None:
