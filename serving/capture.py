@@ -112,3 +112,15 @@ class Capture:
             for key in ("token_ids", "prompt_token_ids"):
                 if key in part:
                     part[key] = None
+
+    def is_only_ours(self, chunk: dict[str, Any]) -> bool:
+        """Return whether the engine sent a (stripped) chunk only because token ids were asked for.
+
+        With a tool or reasoning parser vLLM holds text back; unasked it sends nothing for such a token.
+        """
+        parts = chunk.get("choices") or []
+        return (
+            bool(parts)
+            and not (self._keep_logprobs or self._keep_token_ids)
+            and all(part.get("delta") == {} and part.get("finish_reason") is None for part in parts)
+        )

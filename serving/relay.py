@@ -184,7 +184,7 @@ class Relay(Response):
             if b"\n\n" not in rest:
                 continue
             *events, rest = rest.split(b"\n\n")
-            out = b"".join(self._pass_event(event) + b"\n\n" for event in events)
+            out = b"".join(self._pass_event(event) for event in events)
             if not self._started:
                 headers = self._generation.headers(route, self._arm) | {"cache-control": "no-cache"}
                 await self._start(send, 200, "text/event-stream; charset=utf-8", headers)
@@ -201,7 +201,7 @@ class Relay(Response):
     def _pass_event(self, event: bytes) -> bytes:
         """Read one server-sent event and return it as the client asked for it; comments and [DONE] pass as they are."""
         if not event.startswith(b"data: {"):
-            return event
+            return event + b"\n\n"
         assert self._capture is not None
         try:
             chunk = self._capture.pass_answer(msgspec.json.decode(event[6:]))
@@ -209,8 +209,10 @@ class Relay(Response):
             raise EngineLost(f"a chunk that is none: {error!r}") from error
         if not self._first_token_at and any(choice.completion_ids for choice in self._choices()):
             self._first_token_at = time.time()
+        if self._capture.is_only_ours(chunk):
+            return b""
         self._rename(chunk)
-        return b"data: " + msgspec.json.encode(chunk)
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
     def _choices(self) -> list[Choice]:
         return self._capture.choices if self._capture else []

@@ -1,4 +1,4 @@
-"""A gateway on a stand: real sockets, stub engines that replay a real vLLM's recorded answers, a publisher in memory."""
+"""A gateway on a stand: real sockets, stub engines that replay a real vLLM's answers, a publisher in memory."""
 
 import asyncio
 import json
@@ -119,6 +119,8 @@ class Stand:
         self.revision = 0
         self.client: httpx.Client
         self.admin: httpx.Client
+        self.switchboard: Switchboard
+        self.loop = asyncio.new_event_loop()
         self.url = ""
 
     def route(self, engine: StubEngine, version: str, arm: Any = "champion") -> Route:
@@ -176,7 +178,6 @@ class Stand:
 def stand(config: ServingConfig | None = None, keys: Keys | None = None) -> Iterator[Stand]:
     """Open a stand with the champion v000000 on blue in force."""
     result = Stand(config or ServingConfig(reroute_wait_s=0.2), keys or Keys(None))
-    result.loop = asyncio.new_event_loop()
     ready, stop = threading.Event(), asyncio.Event()
     thread = threading.Thread(target=lambda: result.loop.run_until_complete(result._run(ready, stop)))
     thread.start()
