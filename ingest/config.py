@@ -38,21 +38,15 @@ class KafkaConfig(StrictModel):
     sasl_password: str | None = None
     ssl_cafile: str | None = None
     linger_ms: int = Field(10, ge=0, le=1000)
-    max_buffered_bytes: int = Field(
-        64 << 20, ge=1 << 16, description="producer memory bound; above it events spool"
-    )
+    max_buffered_bytes: int = Field(64 << 20, ge=1 << 16, description="producer memory bound; above it events spool")
     max_spool_bytes: int = Field(1 << 30, ge=0, description="disk spool bound; then events are dropped and counted")
 
 
 class IngestConfig(StrictModel):
     """[ingest]"""
 
-    observation_window_s: float = Field(
-        1800.0, gt=0, description="W_o: from exposure to the final interaction"
-    )
-    late_window_s: float = Field(
-        86400.0, gt=0, description="W_a: feedback up to here corrects; later expires"
-    )
+    observation_window_s: float = Field(1800.0, gt=0, description="W_o: from exposure to the final interaction")
+    late_window_s: float = Field(86400.0, gt=0, description="W_a: feedback up to here corrects; later expires")
     orphan_window_s: float = Field(600.0, gt=0, description="feedback waits this long for its inference, then expires")
     max_future_s: float = Field(300.0, gt=0, description="an event dated further ahead is quarantined")
     poll_records: int = Field(500, ge=1)

@@ -17,7 +17,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from ingest.config import KafkaConfig
-from ingest.spool import Event, Spool
+from ingest.spool import Item, Spool
 from ingest.stream import MAX_RECORD_BYTES, connection_options, trusts_idempotence
 
 logger = logging.getLogger("ingest.producer")
@@ -27,23 +27,10 @@ _BATCH_BYTES = 4 << 20
 _SILENT_S = 1.0  # no acknowledgement for so long: the broker counts as away and new events go to the spool
 _DELIVERY_S = 8.0  # then the batch is taken back and sent again
 _RETRY_S = 0.2
-_OVERHEAD_BYTES = 200  # of one event in memory, beside its payload
 
 
 class SpoolFull(Exception):
     """Neither the broker nor the spool can take the event."""
-
-
-class _Item:
-    """One event in memory. done: it is acknowledged, or synced in the spool, or dropped."""
-
-    __slots__ = ("done", "event", "num_bytes", "place")
-
-    def __init__(self, event: Event, durable: bool) -> None:
-        self.event = event
-        self.num_bytes = len(event[2]) + sum(len(value) for _, value in event[3]) + _OVERHEAD_BYTES
-        self.place = "memory"  # memory | spool | broker | dropped
-        self.done = threading.Event() if durable else None
 
 
 class Publisher:
@@ -54,8 +41,8 @@ class Publisher:
         self._source = source
         self._spool = Spool(spool_dir, kafka.max_spool_bytes) if spool_dir else None
         self._changed = threading.Condition()  # guards everything below but the producer
-        self._queue: deque[_Item] = deque()
-        self._in_flight: list[_Item] = []
+        self._queue: deque[Item] = deque()
+        self._in_flight: list[Item] = []
         self._buffered_bytes = 0
         self._away = False
         self._hurry = False
@@ -69,17 +56,15 @@ class Publisher:
     def publish(self, topic: str, key: str, value: bytes, headers: list[tuple[str, bytes]]) -> None:
         """Hand an event over; never waits for the broker. It may be dropped, counted in stats()."""
         with self._changed:
-            self._accept(_Item((topic, key, value, headers), durable=False))
+            self._accept(Item((topic, key, value, headers), durable=False))
 
     def publish_durably(
         self, topic: str, key: str, value: bytes, headers: list[tuple[str, bytes]], timeout_s: float = 5.0
     ) -> None:
         """Return once the broker acknowledged the event or it is fsynced in the spool; SpoolFull if neither can be."""
         if len(value) > MAX_RECORD_BYTES:
-            raise ValueError(
-                f"an event of {len(value)} bytes for {topic} is too large; the limit is {MAX_RECORD_BYTES}"
-            )
-        item = _Item((topic, key, value, headers), durable=True)
+            raise ValueError(f"an event of {len(value)} bytes for {topic} is above the limit, {MAX_RECORD_BYTES}")
+        item = Item((topic, key, value, headers), durable=True)
         assert item.done is not None
         with self._changed:
             self._accept(item)
@@ -91,11 +76,9 @@ class Publisher:
             if item.place == "spool" and self._spool is not None:
                 self._spool.sync()
             if item.place not in ("spool", "broker"):
-                raise SpoolFull(
-                    f"no answer from the broker at {self._kafka.bootstrap_servers}, and the spool is full or absent"
-                )
+                raise SpoolFull(f"no answer from the broker at {self._kafka.bootstrap_servers}, and no room in a spool")
 
-    def _accept(self, item: _Item) -> None:
+    def _accept(self, item: Item) -> None:
         """Put an event in memory, else in the spool, else drop it."""
         self._counts["num_published"] += 1
         if len(item.event[2]) > MAX_RECORD_BYTES or self._stopping:
@@ -103,16 +86,15 @@ class Publisher:
         full = self._buffered_bytes + item.num_bytes > self._kafka.max_buffered_bytes
         if self._spool is not None and (full or self._away or self._spool.num_bytes):
             self._move_queue_to_spool()
-            if not self._append_to_spool(item):
-                self._drop(item, "spool_full")
-        elif full:
-            self._drop(item, "memory_full")
-        else:
-            self._queue.append(item)
-            self._buffered_bytes += item.num_bytes
-            self._changed.notify_all()
+            if self._append_to_spool(item):
+                return None
+        if full:
+            return self._drop(item, "no_room")
+        self._queue.append(item)
+        self._buffered_bytes += item.num_bytes
+        self._changed.notify_all()
 
-    def _append_to_spool(self, item: _Item) -> bool:
+    def _append_to_spool(self, item: Item) -> bool:
         if self._spool is None or not self._spool.append(item.event):
             return False
         item.place = "spool"
@@ -124,19 +106,17 @@ class Publisher:
         """What waits in memory is older: it goes to the spool before newer events do."""
         if not self._queue or self._spool is None:
             return
-        moved = list(self._queue)
-        self._queue.clear()
-        for item in moved:
-            self._buffered_bytes -= item.num_bytes
-            if item.place == "memory" and not self._append_to_spool(item):
-                self._drop(item, "spool_full")
+        moved = []
+        while self._queue and (self._queue[0].place == "spool" or self._append_to_spool(self._queue[0])):
+            moved.append(self._queue.popleft())
+            self._buffered_bytes -= moved[-1].num_bytes
         if any(item.done for item in moved):
             self._spool.sync()
         for item in moved:
             if item.done:
                 item.done.set()
 
-    def _drop(self, item: _Item, reason: str) -> None:
+    def _drop(self, item: Item, reason: str) -> None:
         item.place = "dropped"
         if item.done:
             item.done.set()
@@ -179,7 +159,7 @@ class Publisher:
                     break
                 self._changed.wait(remaining)
 
-    def _take_batch(self) -> tuple[list[_Item], bool]:
+    def _take_batch(self) -> tuple[list[Item], bool]:
         """Take the oldest events: memory first, which is older than the spool's; then the spool."""
         num_bytes = 0
         while self._queue and len(self._in_flight) < _BATCH_EVENTS and num_bytes < _BATCH_BYTES:
@@ -191,9 +171,9 @@ class Publisher:
                 self._buffered_bytes -= item.num_bytes
         if self._in_flight or self._spool is None:
             return self._in_flight, False
-        return [_Item(event, durable=False) for event in self._spool.read(_BATCH_EVENTS, _BATCH_BYTES)], True
+        return [Item(event, durable=False) for event in self._spool.read(_BATCH_EVENTS, _BATCH_BYTES)], True
 
-    def _send(self, batch: list[_Item], from_spool: bool) -> list[_Item]:
+    def _send(self, batch: list[Item], from_spool: bool) -> list[Item]:
         """Send a batch and wait for it; returns what is still to be sent."""
         try:
             if self._producer is None:
@@ -203,7 +183,7 @@ class Publisher:
                 topic, key, value, headers = item.event
                 futures.append(self._producer.send(topic, key=key.encode(), value=value, headers=headers))
             self._flush_producer(self._producer)
-        except (KafkaError, OSError) as error:
+        except (KafkaError, OSError, ValueError) as error:
             self._set_away(error)
             self._close_producer()
             return batch
@@ -222,7 +202,7 @@ class Publisher:
             self._close_producer()
         return remaining
 
-    def _settle(self, item: _Item, from_spool: bool, refused: str) -> None:
+    def _settle(self, item: Item, from_spool: bool, refused: str) -> None:
         """Account for an event that needs no further sending."""
         if not from_spool:
             self._buffered_bytes -= item.num_bytes

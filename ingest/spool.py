@@ -8,6 +8,7 @@ same event ids. One process per folder, held by a file lock.
 import fcntl
 import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -16,8 +17,21 @@ import msgspec
 
 _HEAD = struct.Struct("<II")
 _SEGMENT_BYTES = 4 << 20
+_OVERHEAD_BYTES = 200  # of one event in memory, beside its payload
 
 Event = tuple[str, str, bytes, list[tuple[str, bytes]]]  # topic, key, value, headers
+
+
+class Item:
+    """One event in memory. done: it is acknowledged, or synced in the spool, or dropped."""
+
+    __slots__ = ("done", "event", "num_bytes", "place")
+
+    def __init__(self, event: Event, durable: bool) -> None:
+        self.event = event
+        self.num_bytes = len(event[2]) + sum(len(value) for _, value in event[3]) + _OVERHEAD_BYTES
+        self.place = "memory"  # memory | spool | broker | dropped
+        self.done = threading.Event() if durable else None
 
 
 class Spool:

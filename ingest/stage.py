@@ -142,9 +142,10 @@ class StageStore:
                 continue
             publisher.publish(topic, key, value, msgspec.msgpack.decode(headers, type=list[tuple[str, bytes]]))
 
-    def read(self, query: str, parameters: tuple = ()) -> list[tuple]:
-        """Run a read-only query outside a transaction."""
-        return self._connection.execute(query, parameters).fetchall()
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For reads outside a transaction."""
+        return self._connection
 
     def close(self) -> None:
         self._connection.close()

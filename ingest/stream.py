@@ -21,7 +21,7 @@ from ingest.config import KafkaConfig
 from ingest.topics import num_partitions, topics
 
 logger = logging.getLogger("ingest.stream")
-logging.getLogger("kafka").setLevel(logging.ERROR)  # it warns on every reconnect; we say once what matters
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it logs every reconnect; we say once what matters
 
 MAX_RECORD_BYTES = 8 << 20
 _LOG_CHECK_S = 2.0
@@ -257,6 +257,12 @@ class Reader:
     def caught_up(self) -> bool:
         """Tell whether every position has reached the end of its log, and the broker still answers."""
         return self._reachable and all(0 <= self._highwater(tp) <= self._position(tp) for tp in self._partitions)
+
+    def caught_up_partitions(self) -> set[tuple[str, int]]:
+        """Return the (topic, partition) read to their end, as of the last fetch; none while the broker is away."""
+        if not self._reachable:
+            return set()
+        return {(tp.topic, tp.partition) for tp in self._partitions if 0 <= self._highwater(tp) <= self._position(tp)}
 
     def lag(self) -> int:
         """Return how many records are still to be read, as of the last fetch."""
