@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -203,6 +204,18 @@ async def refuse(_: Request, error: Exception) -> Response:
     return reply(error.status, error.body)
 
 
+async def unknown(_: Request, error: Exception) -> Response:
+    """Answer a path or method that does not exist."""
+    assert isinstance(error, HTTPException), f"no answer is known for {error!r}"
+    how = "POST /v1/chat/completions, /v1/completions or /v1/feedback; GET /v1/models or /health"
+    return reply(error.status_code, error_body(str(error.detail), "invalid_request_error", how))
+
+
+async def broken(_: Request, error: Exception) -> Response:
+    """Answer for a fault of ours; Starlette logs it with its trace."""
+    return reply(500, error_body(f"the gateway failed: {type(error).__name__}", "server_error", "tell its operator"))
+
+
 async def leave(_: Request, error: Exception) -> Response:
     """The client left while it was sending: nobody reads this."""
     return Response(status_code=499)
@@ -217,7 +230,8 @@ def public_app(gateway: Gateway) -> Starlette:
         Route("/v1/models", gateway.models),
         Route("/health", gateway.health),
     ]
-    handlers: dict[Any, Any] = {Refused: refuse, BadRequest: refuse, ClientDisconnect: leave}
+    handlers: dict[Any, Any] = {Refused: refuse, BadRequest: refuse, ClientDisconnect: leave, HTTPException: unknown}
+    handlers[Exception] = broken
     return Starlette(routes=routes, exception_handlers=handlers)
 
 

@@ -69,10 +69,16 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise ValueError(f"cannot listen on {host}:{port} ({error}); free it or change port in [serving]") from error
     return listener
+
+
+def open_listeners(config: ServingConfig) -> list[socket.socket]:
+    """Open the public and the admin listener."""
+    return [listen(config.host, config.port), listen("127.0.0.1", config.admin_port)]
 
 
 class _Server(uvicorn.Server):
@@ -148,9 +154,10 @@ def main(argv: list[str]) -> int:
         run = load_table(path, "run", RunConfig)
         kafka = load_table(path, "kafka", KafkaConfig)
         config = load_table(path, "serving", ServingConfig)
-        listeners = [listen(config.host, config.port), listen("127.0.0.1", config.admin_port)]
+        for listener in open_listeners(config):  # a taken port is told before the broker is waited for
+            listener.close()
         ensure_topics(kafka)
-        run_loop(serve(run, kafka, config, config_hash(path), listeners))
+        run_loop(serve(run, kafka, config, config_hash(path), open_listeners(config)))
     except ValueError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ from serving.config import ServingConfig
 from serving.generation import Generation, Outcome
 from serving.router import Pick
 from serving.routes import Route
-from serving.switchboard import Switchboard
+from serving.switchboard import Incarnation, Switchboard, incarnation
 
 log = logging.getLogger("headrace.gateway")
 PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -91,13 +91,16 @@ class Relay(Response):
             shown = self._started and any(text for choice in self._choices() for text in choice.text)
             self._publish(Outcome("cancelled", untrainable="cancelled", shown=shown))
             raise
+        except Exception:
+            self._publish(Outcome("error", error_type="gateway_error", untrainable="gateway_error"))
+            raise
 
     async def _attempt(self, send: Send, route: Route) -> None:
         """Try the assigned engine, then another one at most twice."""
-        tried: set[str] = set()
+        tried: set[Incarnation | None] = set()
         config, board = self._means.config, self._means.switchboard
         while True:
-            tried.add(route.served_model)
+            tried.add(incarnation(route))
             self._route = route
             try:
                 board.count(route, failed=await self._ask(send, route))

@@ -16,6 +16,14 @@ from serving.routes import Route, RouteTable
 log = logging.getLogger("headrace.gateway")
 
 
+Incarnation = tuple[str, str]
+
+
+def incarnation(route: Route | None) -> Incarnation | None:
+    """Return what identifies one life of an engine: its URL and the name it was started under."""
+    return (route.url, route.served_model) if route else None
+
+
 class Switchboard:
     """The route table and the counters around it; used from the event loop's thread only."""
 
@@ -23,7 +31,7 @@ class Switchboard:
         self.table: RouteTable | None = None
         self.inflight: Counter[str] = Counter()
         self._arms: dict[str, dict[str, int]] = {}
-        self._served_models: dict[str, str] = {}
+        self._incarnations: dict[str, Incarnation | None] = {}
         self._changed = asyncio.Event()
 
     def apply(self, table: RouteTable) -> bool:
@@ -32,9 +40,8 @@ class Switchboard:
             return False
         self.table = table
         for arm, route in (("champion", table.champion), ("canary", table.canary), ("standby", table.standby)):
-            served_model = route.served_model if route else ""
-            if self._served_models.get(arm) != served_model:
-                self._served_models[arm] = served_model
+            if arm not in self._arms or self._incarnations.get(arm) != incarnation(route):
+                self._incarnations[arm] = incarnation(route)
                 self._arms[arm] = {"requests": 0, "errors": 0, "failures_in_a_row": 0}
         log.info("routes=applied revision=%d author=%s champion=%s canary=%s weight=%g reason=%r", table.revision,
                  table.author, name(table.champion), name(table.canary), table.canary_weight, table.reason)  # fmt: skip
@@ -51,7 +58,7 @@ class Switchboard:
             self.inflight[chosen.route.engine] += 1
         return chosen
 
-    async def take_other(self, tried: set[str], wait_s: float, use_standby: bool) -> Route | None:
+    async def take_other(self, tried: set[Incarnation | None], wait_s: float, use_standby: bool) -> Route | None:
         """Return a route that was not tried, with one more in flight: a newer champion, else the standby, else None."""
         route = self._untried(tried, use_standby=False)
         if route is None:
@@ -62,11 +69,11 @@ class Switchboard:
             self.inflight[route.engine] += 1
         return route
 
-    def _untried(self, tried: set[str], use_standby: bool) -> Route | None:
+    def _untried(self, tried: set[Incarnation | None], use_standby: bool) -> Route | None:
         if self.table is None:
             return None
         routes = (self.table.champion, self.table.standby if use_standby else None)
-        return next((route for route in routes if route and route.served_model not in tried), None)
+        return next((route for route in routes if route and incarnation(route) not in tried), None)
 
     def release(self, route: Route) -> None:
         """Take a request out of flight."""
@@ -75,8 +82,8 @@ class Switchboard:
 
     def count(self, route: Route, failed: bool) -> None:
         """Count one request of an arm; one of an engine that has left the arm meanwhile is not counted."""
-        for arm, served_model in self._served_models.items():
-            if served_model == route.served_model:
+        for arm, held in self._incarnations.items():
+            if held == incarnation(route):
                 counts = self._arms[arm]
                 counts["requests"] += 1
                 counts["errors"] += failed

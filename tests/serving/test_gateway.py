@@ -233,4 +233,6 @@ def test_keys_scopes_and_tenants() -> None:
 
 def test_models_lists_the_public_name_and_admin_is_not_public(fresh: Stand) -> None:
     assert [model["id"] for model in fresh.client.get("/v1/models").json()["data"]] == ["headrace"]
-    assert fresh.client.get("/internal/routes").status_code == 404
+    hidden = fresh.client.get("/internal/routes")
+    assert (hidden.status_code, hidden.json()["error"]["type"]) == (404, "invalid_request_error")
+    assert fresh.client.get("/v1/chat/completions").status_code == 405
