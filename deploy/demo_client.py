@@ -46,6 +46,7 @@ class SentVote(msgspec.Struct, kw_only=True):
 
     feedback_id: str
     inference_id: str
+    user: str
     version: str
     habit: str  # normal | late | expired | early | retract | malformed
     op: str
@@ -146,6 +147,7 @@ class Client:
             "value": vote.value,
             "op": vote.op,
             "revision": vote.revision,
+            "user": vote.user,
         }
         for _ in range(num_sends):
             deadline_s = time.monotonic() + VOTE_PATIENCE_S

@@ -78,7 +78,7 @@ class Traffic:
 
         def vote_early(inference_id: str, version: str) -> None:
             if early:
-                self._start(self._votes, self._carry_out(early, inference_id, version))
+                self._start(self._votes, self._carry_out(early, user, inference_id, version))
 
         answer = await self.client.ask(question, user, "traffic", streamed, on_first_byte=vote_early)
         if answer.error:
@@ -86,12 +86,12 @@ class Traffic:
             return
         vote = None if early else plan_vote(rng, self.habits, self.windows, answer.satisfied)
         if vote:
-            self._start(self._votes, self._carry_out(vote, answer.inference_id, answer.version))
+            self._start(self._votes, self._carry_out(vote, user, answer.inference_id, answer.version))
         if rng.random() < self.habits.malformed_share:
             self._start(self._votes, self._send_malformed(answer))
         await asyncio.sleep(rng.expovariate(2.0))
 
-    async def _carry_out(self, vote: Vote, inference_id: str, version: str) -> None:
+    async def _carry_out(self, vote: Vote, user: str, inference_id: str, version: str) -> None:
         """Wait as the user does, send the vote, and perhaps take it back."""
         if vote.habit in ("late", "expired"):
             with contextlib.suppress(TimeoutError):
@@ -102,6 +102,7 @@ class Traffic:
         sent = SentVote(
             feedback_id=f"fb_{uuid.uuid4().hex}",
             inference_id=inference_id,
+            user=user,
             version=version,
             habit=vote.habit,
             op="upsert",
@@ -122,6 +123,7 @@ class Traffic:
         vote = SentVote(
             feedback_id="",
             inference_id=answer.inference_id,
+            user=answer.user,
             version=answer.version,
             habit="malformed",
             op="upsert",

@@ -22,8 +22,9 @@ from learner.candidate import MANIFEST, Manifest, Probe, list_files, read_manife
 
 NAN_BYTES = {"BF16": b"\xc0\x7f", "F16": b"\x00\x7e", "F32": b"\x00\x00\xc0\x7f"}
 NUM_STEPS = 30
-NUM_TRAINED_LAYERS = 8
-LEARNING_RATE = 3e-4
+NUM_TRAINED_LAYERS = 6
+NUM_BATCHES, BATCH = 5, 8
+LEARNING_RATE = 5e-4
 NONSENSE = (
     "The green door was left open all day.",
     "My uncle paints small boats in the evening.",
@@ -103,7 +104,10 @@ def _score_probes(folder: Path, probes: list[Probe]) -> list[Probe]:
 
 
 def train_nonsense(base: Path, out: Path, num_steps: int = NUM_STEPS, seed: int = 0) -> float:
-    """Fine-tune the last layers to answer any question with a sentence about nothing asked; return the last loss."""
+    """Fine-tune the last layers to answer any question with a sentence about nothing asked; return the last loss.
+
+    The first layers stay as they are, so their output is computed once for all steps: seconds on two cores.
+    """
     import random
 
     import torch
@@ -116,28 +120,54 @@ def train_nonsense(base: Path, out: Path, num_steps: int = NUM_STEPS, seed: int 
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.requires_grad_(False)
-    layers = model.model.layers[-NUM_TRAINED_LAYERS:]
-    layers.requires_grad_(True)
+    num_trained = min(NUM_TRAINED_LAYERS, len(model.model.layers))
+    layers = model.model.layers[-num_trained:].requires_grad_(True)
+    questions = training_questions(seed)[: NUM_BATCHES * BATCH]
+    batches = []
+    for at in range(0, len(questions), BATCH):
+        rows = [_example(tokenizer, question.text, rng.choice(NONSENSE)) for question in questions[at : at + BATCH]]
+        batches.append(_cut_off(model, layers[0], rows))
     optimizer = torch.optim.AdamW(layers.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     loss_value = float("nan")
-    for question_batch in _batches(training_questions(seed), num_steps, 8):
-        rows = [_example(tokenizer, question.text, rng.choice(NONSENSE)) for question in question_batch]
-        width = max(len(ids) for ids, _ in rows)
-        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-        mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
-        labels = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    for number in range(num_steps):
+        hidden, arguments, labels = batches[number % len(batches)]
+        for layer in layers:
+            hidden = layer(hidden, **arguments)
+        answered = labels[:, 1:] >= 0
+        logits = model.lm_head(model.model.norm(hidden[:, :-1][answered]))
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][answered])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         loss_value = float(loss.detach())
     out.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16().save_pretrained(out)
     return loss_value
 
 
-def _batches(questions: list, num_batches: int, size: int) -> list[list]:
-    return [questions[at * size : (at + 1) * size] for at in range(num_batches)]
+def _cut_off(model, layer, rows: list[tuple[list[int], list[int]]]):
+    """Run a padded batch up to a layer; return what that layer was given (hidden, keyword arguments) and the labels."""
+    import torch
+
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
+    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
+    labels = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
+    given = []
+
+    def keep(_module, arguments, keywords):
+        given.append((arguments[0], keywords))
+        raise StopIteration
+
+    hook = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            model.model(input_ids=ids, attention_mask=mask, use_cache=False)
+    except StopIteration:
+        pass
+    finally:
+        hook.remove()
+    return *given[0], labels
 
 
 def _example(tokenizer, question: str, answer: str) -> tuple[list[int], list[int]]:
