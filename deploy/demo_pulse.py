@@ -5,6 +5,7 @@ Promises: a status file that is missing or lacks a key leaves its field empty, n
 """
 
 import itertools
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,18 @@ def number(status: dict[str, Any], *keys: str) -> float | None:
     return None
 
 
+def flat(status: dict[str, Any]) -> dict[str, Any]:
+    """Return nested tables' entries under their own names; the outermost wins."""
+    inner = [flat(value) for value in status.values() if isinstance(value, dict)]
+    return {key: value for part in [*inner, status] for key, value in part.items()}
+
+
+def evidence_of(controller: dict[str, Any]) -> float | None:
+    """Return E for promotion of the running canary; the controller tells its logarithm."""
+    log_e = number(controller, "log_e_promote")
+    return None if log_e is None else math.exp(min(log_e, 100.0))
+
+
 def backlog_of(statuses: dict[str, dict[str, Any]]) -> int:
     """Return how many emitted samples the learner has not consumed: buffered ones and those still on the topic."""
     learner = statuses.get("learner", {})
@@ -163,7 +176,7 @@ def take_beat(
     """Take one beat."""
     table = watch.table
     learner, controller = statuses.get("learner", {}), statuses.get("controller", {})
-    canary = controller.get("canary") if isinstance(controller.get("canary"), dict) else controller
+    canary = flat(controller)
     tables = sorted(watch.tables, key=lambda table: table.revision)
     champions = [route.champion.version for route in tables if route.champion]
     stopped = {event.version for event in watch.events if event.state in ("rejected", "rolled_back")}
@@ -185,9 +198,9 @@ def take_beat(
         reward=number(learner, "reward_mean", "mean_reward", "reward"),
         kl=number(learner, "kl_champion", "kl_to_champion", "kl"),
         backlog=backlog_of(statuses),
-        evidence=number(canary or {}, "e_promote", "evidence", "e_value"),
-        threshold=number(canary or {}, "promote_threshold", "threshold"),
-        num_units=int(number(canary or {}, "num_units", "units", "n_canary") or 0),
+        evidence=evidence_of(canary),
+        threshold=number(canary, "threshold"),
+        num_units=int(number(canary, "outcomes_canary") or 0),
         num_swaps=int(
             number(controller, "num_swaps", "swaps") or sum(a != b for a, b in itertools.pairwise(champions))
         ),

@@ -1,7 +1,9 @@
 """Beats, the live view and the curves, on fabricated status files and control events."""
 
 import io
+import math
 
+import pytest
 from rich.console import Console
 
 from deploy.demo_client import Answer, SentVote
@@ -84,7 +86,12 @@ def beat(tmp_path):
     write_status(tmp_path, "learner", {"at": NOW, "step": 7, "kl": 0.12, "lag": 30, "num_pending": 12})
     write_status(tmp_path, "joiner", {"at": NOW, "lag": 4})
     write_status(
-        tmp_path, "controller", {"at": NOW - 60, "canary": {"e_promote": 3.5, "num_units": 21, "threshold": 20.0}}
+        tmp_path,
+        "controller",
+        {
+            "at": NOW - 60,
+            "canary": {"figures": {"log_e_promote": math.log(3.5), "outcomes_canary": 21, "threshold": 20.0}},
+        },
     )
     return take_beat(65.0, NOW, "learning", read_statuses(tmp_path), watch(), answers(), votes(), open_requests=9)
 
@@ -94,7 +101,7 @@ def test_a_beat_reads_statuses_the_control_topic_and_the_clients(tmp_path):
     assert (taken.champion, taken.canary, taken.canary_weight) == ("v000003", "v000005", 0.5)
     assert (taken.true_share, taken.observed_share) == (0.5, 0.75)
     assert (taken.step, taken.kl, taken.backlog, taken.lags["joiner"]) == (7, 0.12, 42, 4)
-    assert (taken.evidence, taken.threshold, taken.num_units) == (3.5, 20.0, 21)
+    assert (taken.evidence, taken.threshold, taken.num_units) == (pytest.approx(3.5), 20.0, 21)
     assert (taken.num_promotions, taken.num_rejected, taken.num_swaps) == (1, 1, 1)
     assert taken.requests_per_s == 5.0
     assert taken.down == ["archiver", "controller", "rewards"]
