@@ -13,15 +13,15 @@ from ingest.status import read_statuses
 _TIMEOUT_S = 5.0
 
 
-def answers_http(url: str, timeout_s: float = _TIMEOUT_S) -> bool:
-    """Tell whether a GET answers with a status below 500."""
+def http_status(url: str, timeout_s: float = _TIMEOUT_S) -> int:
+    """Return the status that a GET answers with, 0 for no answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.request("GET", parts.path or "/")
-        return connection.getresponse().status < 500
+        return connection.getresponse().status
     except (OSError, http.client.HTTPException):
-        return False
+        return 0
     finally:
         connection.close()
 
@@ -36,12 +36,18 @@ def answers_tcp(address: str, timeout_s: float = _TIMEOUT_S) -> bool:
         return False
 
 
+def answers_http(url: str, timeout_s: float = _TIMEOUT_S) -> bool:
+    """Tell whether a GET answers well."""
+    return 0 < http_status(url, timeout_s) < 500
+
+
 class Probes:
-    """Last good answer of each server (monotonic seconds)."""
+    """When each server last answered at all, and last answered well (monotonic seconds)."""
 
     def __init__(self, processes: list[Process], interval_s: float = 0.5) -> None:
         self._targets = {p.name: p.ready for p in processes if p.ready.kind in ("http", "tcp")}
         self._good: dict[str, float] = {}
+        self._any: dict[str, float] = {}
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._watch, args=(name,), daemon=True) for name in self._targets]
@@ -52,17 +58,24 @@ class Probes:
 
     def _watch(self, name: str) -> None:
         ready = self._targets[name]
-        answers = answers_http if ready.kind == "http" else answers_tcp
         while not self._stop.wait(self._interval_s if name not in self._good else 4 * self._interval_s):
-            if answers(ready.target):
+            status = http_status(ready.target) if ready.kind == "http" else 200 * answers_tcp(ready.target)
+            if status:
+                self._any[name] = time.monotonic()
+            if 0 < status < 500:
                 self._good[name] = time.monotonic()
 
     def last_good(self, name: str) -> float:
-        """Return when the server last answered; minus infinity: never."""
+        """Return when the server last answered well; minus infinity: never."""
         return self._good.get(name, float("-inf"))
+
+    def last_answer(self, name: str) -> float:
+        """Return when the server last answered at all: a gateway without a champion says 503 and does not hang."""
+        return self._any.get(name, float("-inf"))
 
     def forget(self, name: str) -> None:
         self._good.pop(name, None)
+        self._any.pop(name, None)
 
     def close(self) -> None:
         self._stop.set()

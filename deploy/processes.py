@@ -60,6 +60,7 @@ def _mlflow(config: Config) -> list[Process]:
     folder = config.state_dir / "mlflow"
     host, port = config.mlflow_address
     argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    argv += ["--uvicorn-opts", "--log-level=warning"]
     argv += [
         "--backend-store-uri",
         f"sqlite:///{folder}/mlflow.db",

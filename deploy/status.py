@@ -10,7 +10,8 @@ from ingest.config import RunConfig, load_table
 from ingest.status import read_statuses
 
 _STALE_S = 10.0
-_HIDDEN = ("at", "pid", "process")
+_HIDDEN = ("at", "pid", "process", "positions", "meaning")
+_MAX_SAYS = 400
 _REFRESH_S = 1.0
 
 
@@ -80,15 +81,17 @@ def rows(
 
 
 def sentence(status: dict[str, Any]) -> str:
-    """Return a status as key=value words, nested ones with dots, floats short."""
-    return " ".join(f"{key}={value}" for key, value in _flat("", status) if key not in _HIDDEN)
+    """Return a status as key=value words, nested ones with dots, floats short; zeros and positions are left out."""
+    told = {key: value for key, value in status.items() if key not in _HIDDEN}
+    text = " ".join(f"{key}={value}" for key, value in _flat("", told))
+    return text if len(text) <= _MAX_SAYS else f"{text[:_MAX_SAYS]}..."
 
 
 def _flat(prefix: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, item in value.items() for pair in _flat(f"{prefix}.{key}" if prefix else str(key), item)]
+    if value in (None, "", [], 0) and not isinstance(value, bool):
+        return []
     if isinstance(value, float):
         return [(prefix, f"{value:.4g}" if abs(value) < 1e6 else f"{value:.0f}")]
-    if value in (None, "", []):
-        return []
     return [(prefix, str(value))]

@@ -116,7 +116,7 @@ class Supervisor:
     def _hangs(self, child: Child) -> bool:
         if child.process.ready.kind != "http":
             return False
-        return time.monotonic() - self._probes.last_good(child.process.name) > self._config.unhealthy_s
+        return time.monotonic() - self._probes.last_answer(child.process.name) > self._config.unhealthy_s
 
     def _on_exit(self, child: Child, code: int) -> None:
         """Clear what is left of the session, then plan the restart, or stop everything for a bad configuration."""

@@ -1,0 +1,211 @@
+"""`headrace explain ID`: the story of one answer, from request to the versions that learned from it, or of a version.
+
+Takes the archive, the joiner's dispositions, the rewards' ledger, the learner's steps and the control topic, through
+their contracts; emits lines. Promises: looks only; says which part of the story cannot be told now, and why.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from deploy.config import Config, load_all
+from ingest import ids, log
+from ingest.stream import read_latest
+from ingest.topics import topics
+from learner.candidate import CANDIDATE_KEY, CandidateEvent, StepRecord, version_number
+from learner.lineage import read_steps, surviving_steps
+from rewards import ledger
+
+_MAX_TEXT = 400
+_MAX_LISTED = 12
+
+
+class Control(NamedTuple):
+    """The last word about each candidate, or why it cannot be read."""
+
+    candidates: dict[str, CandidateEvent]
+    problem: str = ""
+
+
+def explain(path: Path, given: str) -> int:
+    """Print the story; 1 if nothing is known of the id. ValueError for what is no id at all."""
+    config = load_all(path)
+    if given.startswith("v") and given[1:2].isdigit():
+        from deploy.explain_version import tell
+
+        version_number(given)
+        lines = tell(config, given, read_control(config))
+    else:
+        lines = tell_response(config, given)
+    if not lines:
+        print(f"headrace explain: nothing is known of {given} in {config.state_dir}", file=sys.stderr)
+        if given[:1] != "v":
+            seconds = f"{config.ingest.archive_interval_s:g}"
+            print(f"  a new answer is archived within about {seconds} s; is this its deployment?", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    return 0
+
+
+def read_control(config: Config) -> Control:
+    """Read the candidates from the control topic; a broker that is away is a problem to tell, not an error."""
+    try:
+        records = read_latest(config.kafka, topics(config.kafka).control)
+    except Exception as error:  # policy: the rest of the story is on disk and can be told without the broker
+        return Control({}, f"the control topic cannot be read ({str(error).splitlines()[0]})")
+    candidates = {}
+    for key, record in records.items():
+        if key.startswith(CANDIDATE_KEY):
+            candidates[key.removeprefix(CANDIDATE_KEY)] = msgspec.json.decode(record.value, type=CandidateEvent)
+    return Control(candidates)
+
+
+def tell_response(config: Config, given: str) -> list[str]:
+    """Tell of each choice of a response, or of one inference."""
+    parsed = ids.parse(given)
+    column = "inference_id" if parsed.kind == "inf" else "response_id"
+    # parse() lets only hex digits and dashes through, so the id is safe inside the query.
+    rows = log.query(config.state_dir, f"SELECT * FROM inference WHERE {column} = '{given}' ORDER BY inference_id")
+    if not rows:
+        return []
+    control = read_control(config)
+    lines: list[str] = []
+    for row in rows:
+        lines += [*([""] if lines else []), *tell_answer(config.state_dir, row, control)]
+    return lines
+
+
+def tell_answer(state_dir: Path, inference: dict[str, Any], control: Control) -> list[str]:
+    """Tell of one archived answer."""
+    inference_id = inference["inference_id"]
+    verdicts = ledger.why(state_dir, inference_id)
+    sample_ids = [sample.sample_id for sample in ledger.samples_of(state_dir, inference_id)]
+    lines = answer_lines(inference)
+    lines += feedback_lines(state_dir, inference_id, verdicts)
+    lines += [line for verdict in verdicts for line in verdict_lines(verdict)] or ["reward      not judged yet"]
+    lines += step_lines(sample_ids, read_steps(state_dir), surviving_steps(state_dir), control)
+    return lines
+
+
+def answer_lines(row: dict[str, Any]) -> list[str]:
+    """Return what was asked and answered, by which version, in which arm."""
+    policy, assignment, timing = (_part(row, name) for name in ("policy", "assignment", "timing"))
+    tokens = _part(row, "tokens")
+    num_tokens = len(tokens.get("completion_ids") or [])
+    end = f"failed: {row['error_type']}" if row.get("error_type") else f"finished: {row.get('finish_reason')}"
+    took = (timing.get("completed_at") or 0.0) - (timing.get("received_at") or 0.0)
+    arm = f"arm {assignment.get('arm')} with propensity {assignment.get('propensity', 1.0):g}"
+    if assignment.get("rollout_id"):
+        arm += f" in rollout {assignment['rollout_id']}"
+    why_not = f", untrainable: {row['untrainable']}" if row.get("untrainable") else ""
+    user = row["user_ref"] or "-"
+    return [
+        f"inference   {row['inference_id']}  (response {row['response_id']}, episode {row['episode_id']})",
+        f"  from      tenant {row['tenant']}, app {row['app']}, function {row['function']}, user {user}",
+        f"  version   {policy.get('version')}  {arm}",
+        f"  prompt    {_short(_prompt(row.get('request')))}",
+        f"  answer    {_short(row.get('response_text') or '')}",
+        f"  {end}, {num_tokens} tokens with log-probs{why_not}, {took:.2f} s",
+    ]
+
+
+def feedback_lines(state_dir: Path, inference_id: str, verdicts: list[dict]) -> list[str]:
+    """Return the feedback that the joiner gave to this answer, each with its disposition."""
+    rows = log.query(
+        state_dir, f"SELECT * FROM feedback WHERE inference_id = '{inference_id}' ORDER BY received_at, feedback_id"
+    )
+    used = {item.get("feedback_id"): item for verdict in verdicts for item in verdict["feedback"]}
+    archived = {row["feedback_id"]: row for row in rows}
+    names = [*archived, *(name for name in used if name not in archived)]
+    if not names:
+        return ["feedback    none"]
+    dispositions = log.feedback_dispositions(state_dir)
+    lines = []
+    for name in names:
+        item = archived.get(name) or used[name]
+        value = item.get("value") if item.get("value") is not None else item.get("correction") or item.get("comment")
+        retract = " (retracts)" if item.get("op") == "retract" else ""
+        fate = dispositions.get(name, "pending")
+        lines.append(f"feedback    {name}  {item.get('metric')} = {_short(str(value))}{retract}  -> {fate}")
+    return lines
+
+
+def verdict_lines(verdict: dict) -> list[str]:
+    """Return the reward of one interaction revision, its components and what became of it."""
+    head = f"reward      revision {verdict['revision']} ({verdict['state']}): {verdict['verdict']}"
+    if verdict["reward"] is None:
+        return [f"{head}, {verdict['reason']}"]
+    parts = ", ".join(f"{name} {value:+.3f}" for name, value in verdict["components"].items())
+    baseline = "" if verdict["baseline"] is None else f", baseline {verdict['baseline']:+.3f}"
+    lines = [
+        f"{head}  R = {verdict['reward']:+.3f} (confidence {verdict['confidence']:.2f}{baseline})",
+        f"  parts     {parts or 'none'}  (spec {verdict['spec_version']})",
+    ]
+    if verdict["ignored"]:
+        lines.append("  ignored   " + ", ".join(f"{name}: {reason}" for name, reason in verdict["ignored"].items()))
+    if verdict["sample_id"]:
+        lines.append(f"  sample    {verdict['sample_id']}")
+    elif verdict["reason"]:
+        lines.append(f"  no sample {verdict['reason']}")
+    return lines
+
+
+def step_lines(
+    sample_ids: list[str], steps: list[StepRecord], surviving: list[StepRecord], control: Control
+) -> list[str]:
+    """Return the steps that used these samples, and the versions that carry them."""
+    kept = {(step.lineage, step.step) for step in surviving}
+    lines = []
+    for step in steps:
+        fate = "" if (step.lineage, step.step) in kept else "; undone by a return to an earlier version"
+        for sample_id in sample_ids:
+            if sample_id in step.sample_ids:
+                lines.append(
+                    f"step        {step.step} used {sample_id}, one of {len(step.sample_ids)}; "
+                    f"first in {version_words(step.next_version, control)}{fate}"
+                )
+            elif sample_id in step.dropped:
+                lines.append(f"step        {step.step} dropped {sample_id}: {step.dropped[sample_id]}")
+    if sample_ids and not lines:
+        lines.append("step        none has used it yet")
+    if control.problem:
+        lines.append(f"note        {control.problem}")
+    return lines
+
+
+def version_words(version: str, control: Control) -> str:
+    """Return a version with the last word about it."""
+    event = control.candidates.get(version)
+    return f"{version} ({event.state})" if event else version
+
+
+def listed(names: list[str]) -> str:
+    """Return names in one line, the tail as a count."""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
+
+
+def _part(row: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a nested struct of an archived row; columns hold structs or JSON text."""
+    value = row.get(name)
+    if isinstance(value, str | bytes):
+        value = msgspec.json.decode(value)
+    return value or {}
+
+
+def _prompt(request: Any) -> str:
+    if isinstance(request, str | bytes):
+        request = msgspec.json.decode(request)
+    if not isinstance(request, dict):
+        return ""
+    messages = request.get("messages")
+    if messages:
+        return " | ".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+    return str(request.get("prompt", ""))
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _MAX_TEXT else f"{flat[:_MAX_TEXT]}..."
