@@ -36,6 +36,7 @@ class Held(NamedTuple):
     revisions: list[str]  # <inference id>@<revision> of every emitted interaction
     dispositions: dict[str, str]  # feedback id -> applied | quarantined | expired | retracted | pending
     counted: list[str]  # <inference id>/<feedback id> of the latest interactions' feedback
+    dead_letters: list[str]  # place and reason
     samples: dict[str, str]  # sample id -> inference id
     sample_ids: list[str]  # as emitted
     surviving: list[StepRecord]
@@ -122,6 +123,12 @@ def check_feedback(seen: Seen, held: Held) -> list[Check]:
             seen.num_malformed,
             seen.num_malformed - seen.num_malformed_accepted,
             [f"{seen.num_malformed_accepted} accepted"] if seen.num_malformed_accepted else [],
+        ),
+        Check(
+            "dead letters are quarantined feedback",
+            tally["quarantined"],
+            len(held.dead_letters),
+            sorted(held.dead_letters) if len(held.dead_letters) > tally["quarantined"] else [],
         ),
     ]
 

@@ -36,6 +36,7 @@ def books():
         revisions=["i1@0", "i2@0", "i2@1", "i3@0", "i4@0"],
         dispositions={"f1": "applied", "f2": "applied", "f3": "retracted", "f4": "expired"},
         counted=["i1/f1", "i2/f2"],
+        dead_letters=[],
         samples={"i1@0": "i1", "i2@0": "i2", "i2@1": "i2"},
         sample_ids=["i1@0", "i2@0", "i2@1"],
         surviving=[step(1, "i1@0", dropped={"i2@0": "stale"})],
@@ -52,7 +53,7 @@ def test_sound_books_pass_every_check():
     seen, held = books()
     checks = reconcile(seen, held)
     assert [check.name for check in checks if not check.ok] == []
-    assert len(checks) == 13
+    assert len(checks) == 14
     notes = {check.name: check.note for check in checks}
     assert notes["feedback accepted = settled"] == "2 applied, 1 expired, 1 retracted"
     assert notes["samples used = emitted ones"] == "3: 1 consumed, 1 dropped, 1 pending"
@@ -75,6 +76,12 @@ def test_sound_books_pass_every_check():
         ),
         ("held", {"counted": ["i1/f1", "i1/f1"]}, "feedback counted once", "i1/f1 x2"),
         ("held", {"counted": ["i1/f1", "i3/f3"]}, "retracted feedback not counted", "f3"),
+        (
+            "held",
+            {"dead_letters": ["feedback.v1[0]@7 bad"]},
+            "dead letters are quarantined feedback",
+            "feedback.v1[0]@7 bad",
+        ),
         ("seen", {"num_malformed_accepted": 1}, "malformed feedback refused", "1 accepted"),
         ("held", {"sample_ids": ["i1@0", "i1@0"]}, "samples emitted once each", "i1@0 x2"),
         ("held", {"samples": {"i4@0": "i4"}}, "no sample without consent", "i4"),
