@@ -19,6 +19,7 @@ from ingest.events import Feedback, Inference, decode, encode
 from ingest.producer import Publisher
 from ingest.stream import Reader, ensure_topics
 from ingest.topics import headers, topics
+from serving.gateway import listen
 from serving.routes import ROUTES_KEY, ROUTES_TYPE, RouteTable
 from tests.serving.stand import ANSWERS, Stand, stand
 
@@ -146,3 +147,9 @@ def answers(client: httpx.Client, status: int) -> bool:
         return client.get("/health").status_code == status
     except httpx.TransportError:
         return False
+
+
+def test_answers_are_not_held_back_by_nagles_algorithm() -> None:
+    """asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP; without it each answer takes 40 ms more."""
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
