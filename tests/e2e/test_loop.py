@@ -1,0 +1,352 @@
+"""The whole loop on the bundled broker with real vLLM and a tiny random model: asked, judged, learned, gated."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy import children, lock
+from deploy.config import load_all, own_ports
+from deploy.preflight import is_free
+from ingest.log import feedback_dispositions, query
+from ingest.status import read_statuses
+from ingest.stream import read_latest
+from ingest.topics import topics
+from learner.candidate import CANDIDATE_KEY, CandidateEvent, read_manifest
+from learner.lineage import read_steps, surviving_steps
+from rewards.ledger import count, samples_of
+from tests.deploy.test_cli import free_ports
+from tests.tiny_model import make_tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
+ROOT = Path(__file__).parents[2]
+DECIDED = {"promoted", "rejected", "rolled_back", "inconclusive"}
+
+CONFIG = """
+[run]
+state_dir = "{state}"
+model = "{model}"
+name = "tiny"
+[kafka]
+bootstrap_servers = "127.0.0.1:{broker}"
+partitions = 2
+[ingest]
+observation_window_s = 2.0
+late_window_s = 8.0
+orphan_window_s = 4.0
+archive_interval_s = 0.5
+[mlflow]
+tracking_uri = "http://127.0.0.1:{mlflow}"
+[learner]
+lora_rank = 4
+batch_samples = 8
+min_batch_samples = 4
+max_wait_s = 5.0
+max_actor_share = 1.0
+max_completion_tokens = 32
+micro_batch_tokens = 1024
+publish_every_steps = 1
+publish_max_kl = 10.0
+num_probes = 2
+[serving]
+port = {gateway}
+admin_port = {admin}
+engines = {{ blue = {blue}, green = {green} }}
+max_model_len = 512
+max_num_seqs = 8
+cpu_threads = 1
+[serving.gate]
+delta = 0.4
+weights = [0.5]
+stage_units = []
+n_min = 4
+maturity_s = 2.0
+soak_s = 2.0
+t_max_s = 20.0
+fdr = 0.9
+kl_limit = 10.0
+probe_min_prompts = 4
+probe_prompts = 4
+probe_tokens = 8
+[deploy]
+broker = "bundled"
+restart_delay_s = 0.2
+"""
+
+
+@dataclass
+class Client:
+    """A scripted product: asks, votes on most answers, and remembers everything."""
+
+    url: str
+    answered: dict[str, str] = field(default_factory=dict)  # inference id -> version
+    response_ids: list[str] = field(default_factory=list)
+    voted: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, number: int) -> None:
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": f"question {number}?"}],
+            "max_tokens": 12,
+            "temperature": 1.0,
+        }
+        with httpx.Client(timeout=120) as http:
+            user = {"x-headrace-user": f"user-{number % 40}"}
+            answer = http.post(f"{self.url}/v1/chat/completions", json=body, headers=user)
+            if answer.status_code != 200:
+                with self.guard:
+                    self.failures.append(f"{answer.status_code} {answer.text[:300]}")
+                return
+            inference_id = answer.headers["x-headrace-inference-id"]
+            with self.guard:
+                self.answered[inference_id] = answer.headers["x-headrace-version"]
+                self.response_ids.append(answer.json()["id"])
+            if number % 4 == 3:
+                return  # this user says nothing
+            vote = {"inference_id": inference_id, "metric": "thumbs", "value": number % 3 != 0}
+            told = http.post(f"{self.url}/v1/feedback", json={"feedback": [vote]}, headers=user)
+            with self.guard:
+                if told.status_code == 202:
+                    self.voted |= {item["feedback_id"] for item in told.json()["accepted"]}
+                else:
+                    self.failures.append(f"feedback {told.status_code} {told.text[:300]}")
+
+
+@dataclass
+class Loop:
+    """What the run left, for the tests to look at."""
+
+    config_path: Path
+    client: Client
+    candidates: dict[str, CandidateEvent]
+    explained_answer: str
+    explained_version: str
+    status: str
+    runs: list[dict]
+    restarts: dict[str, int]
+    exit_code: int
+    log: str
+    pids: list[int]
+
+    @property
+    def state_dir(self) -> Path:
+        return load_all(self.config_path).state_dir
+
+
+def wait_for(what: str, condition, timeout_s: float, log: Path):
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            pytest.fail(
+                f"no {what} after {timeout_s:.0f} s; the supervisor's log ends with:\n{log.read_text()[-4000:]}"
+            )
+        time.sleep(0.5)
+    return value
+
+
+def headrace(*argv: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *argv], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def read_candidates(path: Path) -> dict[str, CandidateEvent]:
+    import msgspec
+
+    kafka = load_all(path).kafka
+    records = read_latest(kafka, topics(kafka).control)
+    return {
+        key.removeprefix(CANDIDATE_KEY): msgspec.json.decode(record.value, type=CandidateEvent)
+        for key, record in records.items()
+        if key.startswith(CANDIDATE_KEY)
+    }
+
+
+def drive(client: Client, is_done, timeout_s: float) -> None:
+    """Ask, four at a time, until is_done or the deadline."""
+    end = time.monotonic() + timeout_s
+    with ThreadPoolExecutor(4) as pool:
+        for batch in itertools.count():
+            list(pool.map(client.ask, range(batch * 8, batch * 8 + 8)))
+            if is_done() or time.monotonic() > end:
+                return
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory):
+    """Bring everything up, drive it until a gate has decided, let it settle, look, and stop it."""
+    folder = tmp_path_factory.mktemp("loop")
+    names = ("broker", "mlflow", "gateway", "admin", "blue", "green")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    model = make_tiny_model(folder / "model")
+    path = folder / "headrace.toml"
+    path.write_text(CONFIG.format(state=folder / "state", model=model, **ports))
+    log = folder / "up.log"
+    argv = [sys.executable, "-m", "deploy.cli", "up", "--config", str(path)]
+    with log.open("w") as output:
+        supervisor = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield run_through(path, folder / "state", ports, supervisor, log)
+    finally:
+        if supervisor.poll() is None:
+            supervisor.kill()
+            supervisor.wait()
+        children.end_leftovers((folder / "state").resolve(), 5.0)
+
+
+def run_through(path: Path, state_dir: Path, ports: dict[str, int], supervisor: subprocess.Popen, log: Path) -> Loop:
+    client = Client(f"http://127.0.0.1:{ports['gateway']}")
+
+    def supervised() -> dict:
+        assert supervisor.poll() is None, log.read_text()[-4000:]
+        return read_statuses(state_dir).get("supervisor", {})
+
+    def answers() -> bool:
+        supervised()
+        try:
+            return httpx.get(f"{client.url}/health", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    # 1. The first answer comes before the second engine is up.
+    wait_for("champion", answers, 300, log)
+    drive(client, lambda: len(client.answered) >= 24, 60)
+    # 2. A killed joiner and gateway-independent learner lose nothing.
+    os.kill(supervised()["processes"]["joiner"]["pid"], signal.SIGKILL)
+    # 3. Until a gate has decided about a candidate.
+    wait_for("every process", lambda: supervised().get("state") == "running", 300, log)
+    decided: dict[str, CandidateEvent] = {}
+
+    def has_decided() -> bool:
+        decided.update({name: event for name, event in read_candidates(path).items() if event.state in DECIDED})
+        return bool(decided)
+
+    drive(client, has_decided, 300)
+    # 4. Until every window has closed and every feedback is settled.
+    wait_for("settled books", lambda: is_settled(state_dir, client), 60, log)
+    used = next((step.sample_ids[0] for step in surviving_steps(state_dir) if step.sample_ids), "")
+    answer_id = used.rpartition("@")[0] or next(iter(client.answered))
+    version = next(iter(decided), "v000001")
+    seen = {
+        "explained_answer": headrace("explain", answer_id, "--config", str(path)),
+        "explained_version": headrace("explain", version, "--config", str(path)),
+        "status": headrace("status", "--config", str(path)),
+        "candidates": read_candidates(path),
+        "runs": mlflow_runs(ports["mlflow"]),
+    }
+    processes = supervised()["processes"]
+    # 5. A clean stop.
+    supervisor.terminate()
+    exit_code = supervisor.wait(timeout=120)
+    return Loop(
+        config_path=path,
+        client=client,
+        restarts={name: item["restarts"] for name, item in processes.items()},
+        exit_code=exit_code,
+        log=log.read_text(),
+        pids=[item["pid"] for item in processes.values() if item["pid"]],
+        **seen,  # type: ignore[arg-type]
+    )
+
+
+def is_settled(state_dir: Path, client: Client) -> bool:
+    final = {
+        row["inference_id"] for row in query(state_dir, "SELECT inference_id FROM interaction WHERE state = 'final'")
+    }
+    dispositions = feedback_dispositions(state_dir)
+    return set(client.answered) <= final and all(
+        dispositions.get(name, "pending") != "pending" for name in client.voted
+    )
+
+
+def mlflow_runs(port: int) -> list[dict]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/2.0/mlflow", timeout=30) as http:
+        found = http.post("/experiments/search", json={"max_results": 10}).json().get("experiments", [])
+        ids = [item["experiment_id"] for item in found]
+        return http.post("/runs/search", json={"experiment_ids": ids, "max_results": 100}).json().get("runs", [])
+
+
+def test_no_client_request_failed(loop: Loop) -> None:
+    assert loop.client.failures == []
+    assert len(loop.client.answered) >= 24
+
+
+def test_every_answer_is_archived_once_and_joined_once(loop: Loop) -> None:
+    archived = [row["inference_id"] for row in query(loop.state_dir, "SELECT inference_id FROM inference")]
+    final = query(loop.state_dir, "SELECT inference_id FROM interaction WHERE state = 'final'")
+    assert Counter(archived) == Counter(loop.client.answered)
+    assert Counter(row["inference_id"] for row in final) == Counter(loop.client.answered)
+
+
+def test_every_accepted_feedback_is_settled(loop: Loop) -> None:
+    dispositions = feedback_dispositions(loop.state_dir)
+    assert {name: dispositions.get(name) for name in loop.client.voted} == dict.fromkeys(loop.client.voted, "applied")
+
+
+def test_samples_are_learned_from_once(loop: Loop) -> None:
+    counts = count(loop.state_dir)
+    assert counts["samples_full"] > 0
+    steps = surviving_steps(loop.state_dir)
+    assert len(read_steps(loop.state_dir)) >= 1
+    used = Counter(name for step in steps for name in step.sample_ids)
+    assert [name for name, times in used.items() if times > 1] == []
+    for name in used:
+        assert name in {sample.sample_id for sample in samples_of(loop.state_dir, name.rpartition("@")[0])}
+
+
+def test_gate_has_decided_about_an_announced_candidate(loop: Loop) -> None:
+    decided = {name: event for name, event in loop.candidates.items() if event.state in DECIDED}
+    assert decided
+    for name, event in decided.items():
+        assert event.author == "controller"
+        manifest, _ = read_manifest(Path(event.folder))
+        assert manifest.version == name
+
+
+def test_explain_tells_the_story_both_ways(loop: Loop) -> None:
+    for words in ("version   v0000", "with propensity", "thumbs", "-> applied", "reward ", "sample ", "step  "):
+        assert words in loop.explained_answer, loop.explained_answer
+    for words in ("child of v0000", "state ", "steps ", "samples "):
+        assert words in loop.explained_version, loop.explained_version
+
+
+def test_killed_joiner_was_restarted_and_nothing_else(loop: Loop) -> None:
+    assert loop.restarts["joiner"] == 1
+    others = {name: n for name, n in loop.restarts.items() if name != "joiner" and n}
+    assert others == {}, loop.log[-4000:]
+
+
+def test_status_shows_every_process(loop: Loop) -> None:
+    for name in ("broker", "engine-blue", "engine-green", "gateway", "joiner", "learner", "controller"):
+        assert name in loop.status
+
+
+def test_mlflow_has_a_run_with_metrics(loop: Loop) -> None:
+    metrics = [metric["key"] for run in loop.runs for metric in run["data"].get("metrics", [])]
+    assert metrics, json.dumps(loop.runs)[:500]
+
+
+def test_stop_leaves_nothing(loop: Loop) -> None:
+    assert loop.exit_code == 0
+    assert [pid for pid in loop.pids if children.members(pid)] == []
+    assert lock.holder(loop.state_dir) is None
+    config = load_all(loop.config_path)
+    assert {key: is_free("127.0.0.1", port) for key, port in own_ports(config).items()} == dict.fromkeys(
+        own_ports(config), True
+    )
+    assert "killed" not in loop.log
