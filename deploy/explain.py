@@ -66,8 +66,7 @@ def tell_response(config: Config, given: str) -> list[str]:
     """Tell of each choice of a response, or of one inference."""
     parsed = ids.parse(given)
     column = "inference_id" if parsed.kind == "inf" else "response_id"
-    # parse() lets only hex digits and dashes through, so the id is safe inside the query.
-    rows = log.query(config.state_dir, f"SELECT * FROM inference WHERE {column} = '{given}' ORDER BY inference_id")
+    rows = log.query(config.state_dir, f"SELECT * FROM inference WHERE {column} = ? ORDER BY inference_id", [given])
     if not rows:
         return []
     control = read_control(config)
@@ -83,7 +82,7 @@ def tell_answer(state_dir: Path, inference: dict[str, Any], control: Control) ->
     verdicts = ledger.why(state_dir, inference_id)
     sample_ids = [sample.sample_id for sample in ledger.samples_of(state_dir, inference_id)]
     lines = answer_lines(inference)
-    lines += feedback_lines(state_dir, inference_id, verdicts)
+    lines += feedback_lines(state_dir, inference, verdicts)
     lines += [line for verdict in verdicts for line in verdict_lines(verdict)] or ["reward      not judged yet"]
     lines += step_lines(sample_ids, read_steps(state_dir), surviving_steps(state_dir), control)
     return lines
@@ -111,25 +110,32 @@ def answer_lines(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def feedback_lines(state_dir: Path, inference_id: str, verdicts: list[dict]) -> list[str]:
-    """Return the feedback that the joiner gave to this answer, each with its disposition."""
+def feedback_lines(state_dir: Path, inference: dict[str, Any], verdicts: list[dict]) -> list[str]:
+    """Return the feedback that names this answer, its response or its episode, each with its disposition."""
+    names = [inference[name] for name in ("inference_id", "response_id", "episode_id")]
     rows = log.query(
-        state_dir, f"SELECT * FROM feedback WHERE inference_id = '{inference_id}' ORDER BY received_at, feedback_id"
+        state_dir,
+        "SELECT * FROM feedback WHERE inference_id = ? OR response_id = ? OR episode_id = ? "
+        "ORDER BY received_at, feedback_id, revision",
+        names,
     )
-    used = {item.get("feedback_id"): item for verdict in verdicts for item in verdict["feedback"]}
-    archived = {row["feedback_id"]: row for row in rows}
-    names = [*archived, *(name for name in used if name not in archived)]
-    if not names:
-        return ["feedback    none"]
-    dispositions = log.feedback_dispositions(state_dir)
+    archived = {row["feedback_id"] for row in rows}
+    used = [item for verdict in verdicts for item in verdict["feedback"] if item.get("feedback_id") not in archived]
+    dispositions = log.feedback_dispositions(state_dir) if rows or used else {}
     lines = []
-    for name in names:
-        item = archived.get(name) or used[name]
-        value = item.get("value") if item.get("value") is not None else item.get("correction") or item.get("comment")
-        retract = " (retracts)" if item.get("op") == "retract" else ""
-        fate = dispositions.get(name, "pending")
-        lines.append(f"feedback    {name}  {item.get('metric')} = {_short(str(value))}{retract}  -> {fate}")
-    return lines
+    for item in [*rows, *used]:
+        fate = dispositions.get(item["feedback_id"], "pending")
+        lines.append(f"feedback    {item['feedback_id']}  {item.get('metric')} {_said(item)}  -> {fate}")
+    return lines or ["feedback    none"]
+
+
+def _said(item: dict[str, Any]) -> str:
+    """Return what one feedback says."""
+    if item.get("op") == "retract":
+        return "is retracted"
+    told = [item.get(name) for name in ("value", "correction", "comment")]
+    said = next((str(value) for value in told if value is not None and value != "null"), "(nothing)")
+    return f"= {_short(said)}"
 
 
 def verdict_lines(verdict: dict) -> list[str]:

@@ -31,6 +31,7 @@ from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
+FINAL = "SELECT inference.inference_id AS inference_id FROM interaction WHERE state = 'final'"
 DECIDED = {"promoted", "rejected", "rolled_back", "inconclusive"}
 
 CONFIG = """
@@ -265,9 +266,7 @@ def run_through(path: Path, state_dir: Path, ports: dict[str, int], supervisor: 
 
 
 def is_settled(state_dir: Path, client: Client) -> bool:
-    final = {
-        row["inference_id"] for row in query(state_dir, "SELECT inference_id FROM interaction WHERE state = 'final'")
-    }
+    final = {row["inference_id"] for row in query(state_dir, FINAL)}
     dispositions = feedback_dispositions(state_dir)
     return set(client.answered) <= final and all(
         dispositions.get(name, "pending") != "pending" for name in client.voted
@@ -288,7 +287,7 @@ def test_no_client_request_failed(loop: Loop) -> None:
 
 def test_every_answer_is_archived_once_and_joined_once(loop: Loop) -> None:
     archived = [row["inference_id"] for row in query(loop.state_dir, "SELECT inference_id FROM inference")]
-    final = query(loop.state_dir, "SELECT inference_id FROM interaction WHERE state = 'final'")
+    final = query(loop.state_dir, FINAL)
     assert Counter(archived) == Counter(loop.client.answered)
     assert Counter(row["inference_id"] for row in final) == Counter(loop.client.answered)
 
