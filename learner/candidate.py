@@ -79,6 +79,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, str] = {}  # sample id -> reason
     at: float = 0.0
     metrics: dict[str, float] = {}
+    parent_step: int = 0  # the step whose weights this one started from; 0: the base model. Surviving steps are a chain
 
 
 def version_name(number: int) -> str:
