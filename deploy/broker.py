@@ -24,6 +24,7 @@ from kafka.errors import KafkaError
 from deploy.config import DeployConfig
 from ingest.config import KafkaConfig, RunConfig, load_table
 from ingest.status import write_status
+from ingest.stream import ensure_topics
 
 logger = logging.getLogger("deploy.broker")
 
@@ -184,6 +185,23 @@ def wait_ready(bootstrap: str, timeout_s: float) -> None:
             time.sleep(0.05)
 
 
+def make_topics_soon(kafka: KafkaConfig) -> None:
+    """Leave a process behind that makes the topics as soon as the broker answers.
+
+    The bundled broker comes back empty, and makes a topic of four partitions for the first client that asks for it.
+    """
+    if os.fork():
+        os.wait()  # the first child; the second one is nobody's, and ends by itself
+        return
+    if os.fork() == 0:
+        try:
+            wait_ready(kafka.bootstrap_servers, 10.0)
+            ensure_topics(kafka, 10.0)
+        except ValueError as error:
+            logger.error("topics_not_made error=%s", error)
+    os._exit(0)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m deploy.broker", description="Run the local broker in the foreground."
@@ -221,6 +239,8 @@ def main(argv: list[str] | None = None) -> int:
             "pid": os.getpid(),
         },
     )
+    if not choice.durable:
+        make_topics_soon(load_table(arguments.config, "kafka", KafkaConfig))
     program, environment = command(choice, data_dir, port, deploy.kafka_heap_mb)
     os.execve(program[0], program, environment)
 

@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
 
+from ingest.admin import MAX_RECORD_BYTES, connection_options, trusts_idempotence
 from ingest.config import KafkaConfig
 from ingest.spool import Item, Spool
-from ingest.stream import MAX_RECORD_BYTES, connection_options, trusts_idempotence
 
 logger = logging.getLogger("ingest.producer")
 
@@ -49,7 +50,7 @@ class Publisher:
         self._stopping = False  # no new events
         self._abandon = False  # stop sending what the broker does not take
         self._counts = {"num_published": 0, "num_acked": 0, "num_spooled": 0, "num_dropped": 0}
-        self._producer: KafkaProducer | None = None
+        self._producer: Any = None
         self._thread = threading.Thread(target=self._work, name=f"publisher-{source}", daemon=True)
         self._thread.start()
 
@@ -214,7 +215,7 @@ class Publisher:
         if item.done:
             item.done.set()
 
-    def _connect(self) -> KafkaProducer:
+    def _connect(self) -> Any:
         return KafkaProducer(
             **connection_options(self._kafka, f"headrace-{self._source}"),
             acks="all",
@@ -228,7 +229,7 @@ class Publisher:
             delivery_timeout_ms=int(_DELIVERY_S * 1000),
         )
 
-    def _flush_producer(self, producer: KafkaProducer) -> None:
+    def _flush_producer(self, producer: Any) -> None:
         """Wait for the batch; after a second of silence the broker counts as away."""
         try:
             producer.flush(_SILENT_S)
@@ -248,8 +249,10 @@ class Publisher:
 
     def _close_producer(self) -> None:
         if self._producer is not None:
+            # close() alone raises before it closes anything when records are pending, and they would still be sent.
+            self._producer._sender.force_close()
             with contextlib.suppress(KafkaError, OSError):
-                self._producer.close(timeout=0)
+                self._producer.close(timeout=1.0)
             self._producer = None
 
     # Seen from outside.

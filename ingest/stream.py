@@ -1,6 +1,6 @@
 """The door to Kafka's reading side (contract): topics made, records polled from offsets that the caller keeps.
 
-Owns connection options, the capability probe, topic creation, Reader, and reading the control topic in full.
+Owns Reader and reading the control topic in full; names what of ingest.admin other rooms use.
 Takes offsets from the caller's own store: assign() and seek, no consumer groups, no commits to the broker.
 Promises: keys and headers are decoded here, so a bad one never wedges poll; a log that was wiped or cut (a memory-only
 broker restarted) raises LogWiped instead of sitting silently at a position that no longer exists; a broker that
@@ -12,24 +12,38 @@ import time
 import uuid
 from typing import Any, NamedTuple
 
-from kafka import KafkaAdminClient, KafkaConsumer
-from kafka.admin import NewTopic
-from kafka.errors import KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
+from kafka import KafkaConsumer
+from kafka.errors import KafkaError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
+from ingest.admin import (
+    MAX_RECORD_BYTES,
+    LogWiped,
+    connection_options,
+    ensure_topics,
+    is_complete,
+    log_ids_of,
+    open_admin,
+    read_log_ids,
+    trusts_idempotence,
+)
 from ingest.config import KafkaConfig
-from ingest.topics import num_partitions, topics
+from ingest.topics import num_partitions
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "LogWiped",
+    "Reader",
+    "Record",
+    "ensure_topics",
+    "read_latest",
+    "read_log_ids",
+    "trusts_idempotence",
+]
 
 logger = logging.getLogger("ingest.stream")
-logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it logs every reconnect; we say once what matters
 
-MAX_RECORD_BYTES = 8 << 20
 _LOG_CHECK_S = 2.0
-_OFFSET_FOR_LEADER_EPOCH = 23  # an api key that a broker with real replicated logs answers and the bundled one does not
-
-
-class LogWiped(Exception):
-    """The log behind our positions was replaced; reopen from durable state, which starts it at 0."""
 
 
 class Record(NamedTuple):
@@ -48,121 +62,6 @@ class Record(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-def connection_options(kafka: KafkaConfig, client_id: str, **more: Any) -> dict[str, Any]:
-    """Return the options shared by every client of this deployment."""
-    options: dict[str, Any] = {
-        "bootstrap_servers": kafka.bootstrap_servers.split(","),
-        "client_id": client_id,
-        "security_protocol": kafka.security_protocol,
-        "reconnect_backoff_max_ms": 1000,
-        "bootstrap_timeout_ms": 1000,
-        **more,
-    }
-    if kafka.sasl_mechanism:
-        options |= {
-            "sasl_mechanism": kafka.sasl_mechanism,
-            "sasl_plain_username": kafka.sasl_username,
-            "sasl_plain_password": kafka.sasl_password,
-        }
-    if kafka.ssl_cafile:
-        options["ssl_cafile"] = kafka.ssl_cafile
-    return options
-
-
-def _open_admin(kafka: KafkaConfig, timeout_s: float) -> Any:
-    """Connect, trying until the deadline; ValueError names the broker and what to do."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return KafkaAdminClient(**connection_options(kafka, "headrace-admin", request_timeout_ms=5000))
-        except (KafkaError, OSError) as error:
-            if time.monotonic() >= deadline:
-                raise ValueError(
-                    f"no Kafka broker answers at {kafka.bootstrap_servers} ({type(error).__name__}); start one "
-                    "(`headrace up` starts a local one) or set bootstrap_servers in [kafka]"
-                ) from error
-            time.sleep(0.2)
-
-
-def trusts_idempotence(kafka: KafkaConfig, timeout_s: float = 10.0) -> bool:
-    """Tell whether the broker's idempotence can be trusted: the bundled one lost acknowledged events with it."""
-    admin = _open_admin(kafka, timeout_s)
-    try:
-        return any(int(key) == _OFFSET_FOR_LEADER_EPOCH for key in admin.api_versions())
-    finally:
-        admin.close()
-
-
-def ensure_topics(kafka: KafkaConfig, timeout_s: float = 30.0) -> None:
-    """Create the missing topics, wait for their leaders; ValueError: no broker, or another partition count."""
-    admin = _open_admin(kafka, timeout_s)
-    try:
-        known = {topic["name"]: topic for topic in admin.describe_topics() if not topic["error_code"]}
-        for name in topics(kafka):
-            if name not in known:
-                _create_topic(admin, kafka, name)
-            elif len(known[name]["partitions"]) != num_partitions(kafka, name):
-                raise ValueError(
-                    f"topic {name} has {len(known[name]['partitions'])} partitions, the configuration says "
-                    f"{num_partitions(kafka, name)}: it is fixed once a topic exists; set [kafka] partitions to it, "
-                    "or use another topic_prefix"
-                )
-        _await_leaders(admin, list(topics(kafka)), timeout_s)
-    except KafkaError as error:
-        raise ValueError(f"cannot create topics at {kafka.bootstrap_servers}: {error!r}") from error
-    finally:
-        admin.close()
-
-
-def _create_topic(admin: Any, kafka: KafkaConfig, name: str) -> None:
-    configs = {"max.message.bytes": str(MAX_RECORD_BYTES)}
-    if name == topics(kafka).control:
-        configs["cleanup.policy"] = "compact"
-    try:
-        admin.create_topics(
-            [NewTopic(name, num_partitions(kafka, name), kafka.replication_factor, topic_configs=configs)]
-        )
-    except TopicAlreadyExistsError:
-        return  # another process was first
-    logger.info("topic_created topic=%s partitions=%d", name, num_partitions(kafka, name))
-
-
-def _await_leaders(admin: Any, names: list[str], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        described = admin.describe_topics(names)
-        waiting = [
-            topic["name"]
-            for topic in described
-            if topic["error_code"] or not topic["partitions"] or any(p["leader_id"] < 0 for p in topic["partitions"])
-        ]
-        if not waiting:
-            return
-        if time.monotonic() >= deadline:
-            raise ValueError(
-                f"topics {', '.join(waiting)} have no leader after {timeout_s:.0f} s; look at the broker's log"
-            )
-        time.sleep(0.1)
-
-
-def read_log_ids(kafka: KafkaConfig, names: list[str], timeout_s: float = 30.0) -> dict[str, str]:
-    """Return topic -> cluster id/topic id; a log that was made anew has another one."""
-    admin = _open_admin(kafka, timeout_s)
-    try:
-        return _log_ids(admin, names)
-    finally:
-        admin.close()
-
-
-def _log_ids(admin: Any, names: list[str]) -> dict[str, str]:
-    cluster = admin.describe_cluster()["cluster_id"]
-    described = {topic["name"]: topic for topic in admin.describe_topics(names)}
-    for name in names:
-        if name not in described or described[name]["error_code"]:
-            raise LogWiped(f"topic {name} does not exist on the broker (it did not survive a restart, or was deleted)")
-    return {name: f"{cluster}/{described[name]['topic_id']}" for name in names}
-
-
 def _decode_headers(headers: Any) -> dict[str, str]:
     return {key: (value or b"").decode("utf-8", "replace") for key, value in headers or ()}
 
@@ -175,9 +74,9 @@ class Reader:
     ) -> None:
         self._kafka = kafka
         self._topics = topics
-        self._admin = _open_admin(kafka, 30.0)
-        self._log_ids = _log_ids(self._admin, topics)
-        self._consumer = KafkaConsumer(
+        self._admin = open_admin(kafka, 30.0)
+        self._log_ids = log_ids_of(self._admin, topics)
+        self._consumer: Any = KafkaConsumer(
             **connection_options(kafka, client_id, auto_offset_reset="none", bootstrap_timeout_ms=10000),
             enable_auto_commit=False,
             allow_auto_create_topics=False,
@@ -190,6 +89,8 @@ class Reader:
         self._consumer.assign(self._partitions)
         for tp in self._partitions:
             self._consumer.seek(tp, offsets.get((tp.topic, tp.partition), 0))
+        self._tells_ends = is_complete(self._admin)
+        self._ends: dict[TopicPartition, int] = {}
         self._last_check = time.monotonic()
         self._reachable = True
 
@@ -220,7 +121,9 @@ class Reader:
         if time.monotonic() - self._last_check < _LOG_CHECK_S:
             return
         try:
-            current = _log_ids(self._admin, self._topics)
+            current = log_ids_of(self._admin, self._topics)
+            if self._tells_ends:
+                self._ends = self._consumer.end_offsets(self._partitions, timeout_ms=2000)
         except (KafkaError, OSError) as error:
             if self._reachable:
                 logger.warning("broker_unreachable servers=%s error=%r", self._kafka.bootstrap_servers, error)
@@ -250,17 +153,20 @@ class Reader:
         return self._consumer.position(tp) or 0
 
     def _highwater(self, tp: TopicPartition) -> int:
-        """Return the log's end as the last fetch told it (end_offsets is wrong on the bundled broker), or -1."""
+        """Return the log's end as the last fetch told it, or -1; asked for too, where end_offsets is right.
+
+        The last fetch may be old: after an outage it still says what it said before.
+        """
         highwater = self._consumer.highwater(tp)
-        return -1 if highwater is None else highwater
+        return max(-1 if highwater is None else highwater, self._ends.get(tp, -1))
 
     def caught_up(self) -> bool:
-        """Tell whether every position has reached the end of its log, and the broker still answers."""
-        return self._reachable and all(0 <= self._highwater(tp) <= self._position(tp) for tp in self._partitions)
+        """Tell whether every position has reached the end of its log, as of polls of the last seconds."""
+        return len(self.caught_up_partitions()) == len(self._partitions)
 
     def caught_up_partitions(self) -> set[tuple[str, int]]:
-        """Return the (topic, partition) read to their end, as of the last fetch; none while the broker is away."""
-        if not self._reachable:
+        """Return the (topic, partition) read to their end; none while the broker is away or not asked lately."""
+        if not self._reachable or time.monotonic() - self._last_check > 2 * _LOG_CHECK_S:
             return set()
         return {(tp.topic, tp.partition) for tp in self._partitions if 0 <= self._highwater(tp) <= self._position(tp)}
 
