@@ -1,7 +1,7 @@
 """From rewards to advantages, one batch at a time (pure numpy; METHODS.md, section 1).
 
-A = clip((conf * (R - b) - mean_B) / std_B, +-5), times the sample's weights. Deltas (late feedback on an answer that was
-already emitted) are differences: no baseline, no mean taken off, the batch's scale. Shapes: B samples.
+A = clip((conf * (R - b) - mean_B) / std_B, +-5), times the sample's weights. Deltas (late feedback on an answer that
+was already emitted) are differences: no baseline, no mean taken off, the batch's scale. Shapes: B samples.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Atomic checkpoints: weights, optimiser, RNG, offsets, buffer, consumed ids and counters, together or not at all.
 
-Order of a save: 1. write everything into a temporary folder; 2. manifest with the sha256 of each file; 3. fsync files and
-folder; 4. rename; 5. replace CURRENT; 6. remove old ones. A crash leaves the previous CURRENT whole. A checkpoint whose
-files differ from its manifest is not loaded: the newest sound one is.
+Order of a save: 1. write everything into a temporary folder; 2. the sha256 of each file; 3. fsync files and folder;
+4. rename; 5. replace CURRENT; 6. remove old ones. A crash leaves the previous CURRENT whole. A checkpoint whose files
+differ from their sha256 is not loaded: the newest sound one is.
 """
 
 import json
@@ -34,8 +34,12 @@ class LearnerState(msgspec.Struct, kw_only=True):
     num_lineages: int = 1
     based_on: str = BASE_VERSION
     champion: str = BASE_VERSION
-    promoted: list[str] = [BASE_VERSION]  # champions of the surviving lineage, in order
-    versions: list[str] = [BASE_VERSION]  # exports of the surviving lineage, in order
+    promoted: list[str] = msgspec.field(
+        default_factory=lambda: [BASE_VERSION]
+    )  # champions of the surviving lineage, in order
+    versions: list[str] = msgspec.field(
+        default_factory=lambda: [BASE_VERSION]
+    )  # exports of the surviving lineage, in order
     exports: dict[str, int] = {}  # version -> serial of the checkpoint with its weights
     steps_since_export: int = 0
     next_version: int = 1

@@ -1,7 +1,7 @@
-"""The only door to DeepSpeed and peft: the model that learns, its optimiser, and the champion it is anchored to.
+"""The only door to DeepSpeed: the model that learns, its optimiser, and the champion that it is anchored to.
 
-Owns the model in memory. Takes packed micro-batches and losses, emits log-probs, applies or discards gradients, saves and
-loads its state. A process of its own (world size 1, gloo) unless a launcher set RANK and WORLD_SIZE.
+Owns the model in memory. Takes packed micro-batches and losses, emits log-probs, applies or discards gradients, saves
+and loads its state. A process of its own (world size 1, gloo) unless a launcher set RANK and WORLD_SIZE.
 Promises: a discarded step leaves weights and optimiser untouched; the champion's weights never change under training.
 """
 
@@ -16,86 +16,11 @@ import torch
 from torch import nn
 
 from learner.config import LearnerConfig
-from learner.logprobs import Packed, Row, completion_logprobs, pack
+from learner.logprobs import Packed, Row, pack
 from learner.loss import Sums
+from learner.model import PolicyModel, add_adapters, check_forward, choose_dtype, load_model
 
 TRAINABLE = "trainable.safetensors"
-
-
-def choose_dtype(name: str) -> torch.dtype:
-    """Resolve auto: bfloat16 where the hardware computes in it, else float32."""
-    if name != "auto":
-        return getattr(torch, name)
-    if torch.cuda.is_available():
-        return torch.bfloat16
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return torch.float32
-    return torch.bfloat16 if "avx512_bf16" in flags or "amx_bf16" in flags else torch.float32
-
-
-class PolicyModel(nn.Module):
-    """A causal language model whose forward gives completion log-probs (N,)."""
-
-    def __init__(self, model: Any, chunk_tokens: int) -> None:
-        super().__init__()
-        self.model = model
-        self._chunk_tokens = chunk_tokens
-
-    def forward(self, packed: Packed) -> torch.Tensor:
-        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        return completion_logprobs(inner.get_decoder(), inner.get_output_embeddings(), packed, self._chunk_tokens)
-
-
-def load_model(folder: str, dtype: torch.dtype) -> Any:
-    """Load a causal language model; ValueError when there is none."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"run.model = {folder!r} cannot be loaded: {error}; name a folder or a Hugging Face id"
-        ) from error
-    model.config.use_cache = False
-    return model
-
-
-def add_adapters(model: Any, config: LearnerConfig) -> Any:
-    """Freeze the model and put LoRA adapters on the configured layers; ValueError if no layer has such a name."""
-    from peft import LoraConfig, get_peft_model
-
-    num_layers = model.config.num_hidden_layers
-    layers = list(range(num_layers - config.lora_last_layers, num_layers)) if config.lora_last_layers else None
-    if config.lora_last_layers > num_layers:
-        raise ValueError(f"learner.lora_last_layers = {config.lora_last_layers}, but the model has {num_layers} layers")
-    lora = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType] peft divides it, floats are fine
-        target_modules=list(config.lora_targets),
-        layers_to_transform=layers,
-        task_type="CAUSAL_LM",
-    )
-    try:
-        return get_peft_model(model, lora)
-    except ValueError as error:
-        raise ValueError(f"learner.lora_targets = {config.lora_targets} does not fit this model: {error}") from error
-
-
-def check_forward(policy: PolicyModel) -> None:
-    """ValueError if our log-probs differ from the model's own logits (a soft cap or scale after the output layer)."""
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]
-    ids = [(7 + 13 * i) % vocabulary for i in range(8)]
-    device = next(policy.model.parameters()).device
-    with torch.no_grad():
-        ours = policy(pack([Row(ids[:4], ids[4:], 1.0)], False, device))
-        logits = policy.model(input_ids=torch.tensor([ids], device=device)).logits[0, 3:7].float()
-        theirs = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[4:], device=device)[:, None])[:, 0]
-    if not torch.allclose(ours, theirs, atol=0.05):
-        raise ValueError("this model changes its logits after the output layer; the learner cannot train it yet")
 
 
 def _set_process_environment() -> None:
@@ -175,6 +100,7 @@ class Engine:
             config=deepspeed_config(config, self._dtype, self.world_size),
         )
         self._optimizer: Any = self._engine.optimizer
+        self._device = next(self.policy.parameters()).device
         self._initial = self.trainable_state()
         self._champion = {name: value.clone() for name, value in self._initial.items()}
         self.policy.train()
@@ -183,7 +109,7 @@ class Engine:
 
     def pack(self, rows: list[Row]) -> Packed:
         share = self._config.share_prefix and not self._config.gradient_checkpointing
-        return pack(rows, share, self._engine.device)
+        return pack(rows, share, self._device)
 
     def train_logprobs(self, packed: Packed) -> torch.Tensor:
         """Log-probs under theta, with gradient."""
@@ -272,7 +198,7 @@ class Engine:
 
     def anchor_champion(self, state: dict[str, torch.Tensor]) -> None:
         """The KL is measured to these weights from now on."""
-        self._champion = {name: value.to(self._engine.device, self._dtype).clone() for name, value in state.items()}
+        self._champion = {name: value.to(self._device, self._dtype).clone() for name, value in state.items()}
 
     def reset_optimizer(self) -> None:
         """Start with fresh moments."""
@@ -302,12 +228,6 @@ class Engine:
         """Add the sums of all ranks."""
         if self.world_size == 1:
             return sums
-        values = torch.tensor(list(vars(sums).values()), dtype=torch.float64, device=self._engine.device)
+        values = torch.tensor(list(vars(sums).values()), dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(values)
         return Sums(*values.tolist())
-
-    def merged_weights(self) -> dict[str, torch.Tensor]:
-        """Return the complete model's weights, adapters merged in; the learning model stays as it is."""
-        from learner.export import merge
-
-        return merge(self.policy.model, self._config.kind)

@@ -10,12 +10,12 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from learner.candidate import MANIFEST, Manifest, Probe, list_files, read_manifest, write_manifest
 from learner.logprobs import Row, completion_logprobs, micro_batches, pack
+from learner.model import load_model
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 PROBE_TOKENS = 64
@@ -46,31 +46,8 @@ def check_model_folder(folder: Path) -> None:
 
 
 @torch.no_grad()
-def merge(model: Any, kind: str) -> dict[str, torch.Tensor]:
-    """Return the complete model's weights under its own names, adapters added in float32."""
-    inner = model.get_base_model() if kind == "lora" else model
-    deltas = {}
-    if kind == "lora":
-        from peft.tuners.lora import LoraLayer
-
-        for name, module in inner.named_modules():
-            if isinstance(module, LoraLayer):
-                deltas[f"{name}.weight"] = module.get_delta_weight("default").float()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-    tied = inner.config.tie_word_embeddings
-    weights = {}
-    for name, value in inner.state_dict().items():
-        if ".lora_" in name or (tied and name == "lm_head.weight"):
-            continue
-        plain = name.replace(".base_layer.", ".")
-        weights[plain] = value.float() + deltas[plain] if plain in deltas else value
-    return weights
-
-
-@torch.no_grad()
 def score_folder(folder: Path, rows: list[Row], budget_tokens: int = 4096) -> list[list[float]]:
     """Return log-probs of each row's completion under the model of a folder, in float32."""
-    from learner.engine import load_model
-
     model = load_model(str(folder), torch.float32)
     model.eval()
     scored: list[list[float]] = [[] for _ in rows]

@@ -1,6 +1,6 @@
 """Which steps survive, and which steps and candidates used a sample (contract).
 
-Reads what the learner made durable: steps.jsonl (every step ever taken), the current checkpoint, the candidates' manifests.
+Reads what the learner made durable: steps.jsonl (every step ever taken), the current checkpoint, candidates' manifests.
 A step survives when the chain of parent steps that ends at the current checkpoint holds it; steps after a candidate
 that was rejected do not, and their samples were used again.
 """

@@ -3,7 +3,7 @@
 Owns packing rows to tensors and the chunked log-softmax. Never makes a full (tokens, vocabulary) tensor. The beginning
 that all prompts of a micro-batch share (system prompt, template) is computed once, exactly: its keys and values are
 expanded over the batch and gradients flow back through them.
-Shapes: B rows, T padded tokens after the shared prefix, P prefix tokens, N completion tokens, C one chunk, H hidden, V vocabulary.
+Shapes: B rows, P shared tokens, T padded tokens after them, N completion tokens, C a chunk, H hidden, V vocabulary.
 """
 
 from typing import Any, NamedTuple

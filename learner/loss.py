@@ -6,7 +6,7 @@ scalar whose sum over the micro-batches of a batch is the batch's loss, and sums
     KL         + beta * sum w * 0.5 * (log pi_theta - log pi_champion)^2 / (B * L_max)      k2; reported with k3
     hindsight  - w_h * sum gamma * w * clip(log pibar(y|x,o) - log pibar(y|x), +-1) * log pi_theta / (B * L_max)
     KTO        samples without log-probs, see kto_loss
-Shapes: N completion tokens, S sequences of the micro-batch, B sequences of the batch. Values unknown for a token are NaN.
+Shapes: N completion tokens, S sequences of the micro-batch, B sequences of the batch. NaN: unknown for a token.
 Departures: 1. the trust region and the veto hold for every objective, so that selecting one changes the weight only.
 """
 

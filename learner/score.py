@@ -1,7 +1,7 @@
 """`python -m learner.score --model DIR --input X.jsonl --output Y.jsonl`: mean log-prob per token under a model.
 
-Each input line holds a prompt (`prompt_ids`, or `prompt` text) and a completion (`completion_ids`, or `completion` text,
-which is tokenised without special tokens), and whatever else; it comes back with `mean_logprob` and `num_tokens`
+Each input line holds a prompt (`prompt_ids`, or `prompt` text) and a completion (`completion_ids`, or `completion`
+text, which is tokenised without special tokens), and whatever else; it comes back with `mean_logprob` and `num_tokens`
 (null and 0 for an empty completion). Temperature 1.
 """
 

@@ -1,6 +1,6 @@
 """The only door to MLflow (contract): a disk queue and a thread, so that MLflow being away blocks nothing.
 
-Order: 1. each call is a row in <state>/mlflow-queue/<process>.sqlite; 2. a daemon thread sends rows in order; 3. a row is
+Order: 1. a call is a row in <state>/mlflow-queue/<process>.sqlite; 2. a daemon thread sends rows in order; 3. a row is
 deleted once MLflow has it. Rows wait through restarts and are back-filled. A row sent twice (a crash between 2 and 3)
 changes nothing: metrics carry their own time and step, runs and versions are looked up by tag first.
 """
