@@ -54,13 +54,15 @@ kafka: ## get the durable local broker, Apache Kafka (needs Java 17 and Maven)
 	@command -v mvn >/dev/null || { echo "make kafka: mvn (Maven) is not installed; without it the bundled broker is used" >&2; exit 2; }
 	@command -v java >/dev/null || { echo "make kafka: java (17 or newer) is not installed; without it the bundled broker is used" >&2; exit 2; }
 	@if ls $(JARS)/kafka_2.13-*.jar >/dev/null 2>&1; then echo "Apache Kafka is in $(JARS)"; else \
-	  rm -rf $(JARS).part && mvn -q -B -f deploy/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(JARS).part \
-	  && rm -rf $(JARS) && mv $(JARS).part $(JARS) && echo "Apache Kafka is in $(JARS)"; fi
+	  rm -rf $(JARS).part && mvn -B -f deploy/kafka/pom.xml dependency:copy-dependencies \
+	    -DoutputDirectory=$(CURDIR)/$(JARS).part >$(JARS).log 2>&1 \
+	  && rm -rf $(JARS) && mv $(JARS).part $(JARS) && echo "Apache Kafka is in $(JARS)" \
+	  || { grep -m1 ERROR $(JARS).log | cut -c1-300 >&2; echo "make kafka: Maven failed, see $(JARS).log" >&2; exit 1; }; fi
 
 kafka-if-possible:
 	@if [ -n "$$HEADRACE_KAFKA_JARS" ] || ls $(JARS)/kafka_2.13-*.jar >/dev/null 2>&1; then :; \
 	elif command -v mvn >/dev/null && command -v java >/dev/null; then \
-	  $(MAKE) --no-print-directory kafka || echo "Apache Kafka could not be fetched; the bundled memory-only broker is used"; fi
+	  $(MAKE) --no-print-directory --silent kafka || echo "Apache Kafka could not be fetched; the bundled memory-only broker is used"; fi
 
 model: setup ## get the demo model, SmolLM2-135M-Instruct (once)
 	@$(BIN)/python -m deploy.model $(MODEL)

@@ -194,7 +194,7 @@ def take_beat(
         num_votes=len({vote.feedback_id for vote in votes if vote.num_accepted}),
         open_requests=open_requests,
         lags={name: int(number(statuses[name], "lag") or 0) for name in STAGES if name in statuses},
-        step=int(number(learner, "step", "num_steps") or 0),
+        step=int(number(learner, "head_step", "step") or 0),
         reward=number(learner, "reward_mean", "mean_reward", "reward"),
         kl=number(learner, "kl_champion", "kl_to_champion", "kl"),
         backlog=backlog_of(statuses),

@@ -93,7 +93,7 @@ def _surroundings(config: Config) -> Iterator[Finding]:
             yield Finding("fail", subject, what, fix)
         if not problems:
             yield Finding("ok", subject, _ALL_WELL[subject].format(config=config))
-    free = shutil.disk_usage(config.state_dir).free
+    free = shutil.disk_usage(preflight.nearest_folder(config.state_dir)).free
     yield Finding("ok" if free > 10 << 30 else "warn", "disk", f"{free / 2**30:.0f} GiB free at {config.state_dir}")
 
 

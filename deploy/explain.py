@@ -15,7 +15,7 @@ from ingest import ids, log
 from ingest.stream import read_latest
 from ingest.topics import topics
 from learner.candidate import CANDIDATE_KEY, CandidateEvent, StepRecord, version_number
-from learner.lineage import read_steps, surviving_steps
+from learner.lineage import candidates_of_sample, read_steps, surviving_steps
 from rewards import ledger
 
 _MAX_TEXT = 400
@@ -85,6 +85,11 @@ def tell_answer(state_dir: Path, inference: dict[str, Any], control: Control) ->
     lines += feedback_lines(state_dir, inference, verdicts)
     lines += [line for verdict in verdicts for line in verdict_lines(verdict)] or ["reward      not judged yet"]
     lines += step_lines(sample_ids, read_steps(state_dir), surviving_steps(state_dir), control)
+    carriers = sorted({version for name in sample_ids for version in candidates_of_sample(state_dir, name)})
+    if carriers:
+        lines.append(f"carried by  {listed([version_words(version, control) for version in carriers])}")
+    if control.problem:
+        lines.append(f"note        {control.problem}; what became of the versions is not shown")
     return lines
 
 
@@ -176,8 +181,6 @@ def step_lines(
                 lines.append(f"step        {step.step} dropped {sample_id}: {step.dropped[sample_id]}")
     if sample_ids and not lines:
         lines.append("step        none has used it yet")
-    if control.problem:
-        lines.append(f"note        {control.problem}")
     return lines
 
 

@@ -39,7 +39,7 @@ def find(model: str) -> Path:
         if lacks:
             raise ValueError(f"the folder {model} has no {', no '.join(lacks)}; `make model` makes the demo model")
         return folder
-    if _HUB_ID.fullmatch(model):
+    if _HUB_ID.fullmatch(model) and not model.startswith("models/"):
         cached = _cached(model)
         if cached:
             return cached
@@ -47,7 +47,10 @@ def find(model: str) -> Path:
             f"{model!r} is neither a folder here nor a Hugging Face model in the local cache; "
             f"make the demo model with `make model`, or fetch yours: python -m deploy.model models/NAME {model}"
         )
-    raise ValueError(f"the folder {model} does not exist; `make model` makes the demo model")
+    raise ValueError(
+        f"the folder {model} does not exist; `make model` makes the demo model, "
+        f"python -m deploy.model {model} OWNER/NAME fetches another one from the Hugging Face hub"
+    )
 
 
 def _cached(model: str) -> Path | None:

@@ -1,8 +1,9 @@
 """What must hold before anything is started: free ports, a model with weights, a reachable broker, room on the disk.
 
-Emits one line per problem: what, where, how to fix it. Promises: looks only, apart from a probe file in state_dir.
+Emits one line per problem: what, where, how to fix it. Promises: looks only.
 """
 
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -113,18 +114,18 @@ def outer_problems(config: Config) -> list[str]:
 
 def folder_problems(config: Config) -> list[str]:
     """Check that the state folder can be written and the disk has room for checkpoints."""
-    folder = config.state_dir
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        return [f"run.state_dir = {folder} cannot be written ({error.strerror}); name another folder in {config.path}"]
+    folder = nearest_folder(config.state_dir)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return [f"run.state_dir = {config.state_dir} cannot be written; name another folder in {config.path}"]
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         return [
-            f"run.state_dir = {folder} is on a disk with {free / 2**30:.1f} GiB free; "
+            f"run.state_dir = {config.state_dir} is on a disk with {free / 2**30:.1f} GiB free; "
             f"at least {MIN_FREE_BYTES >> 30} GiB are needed for checkpoints and candidates"
         ]
     return []
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself, or the nearest parent that exists."""
+    return path if path.exists() else nearest_folder(path.parent)

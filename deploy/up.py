@@ -14,7 +14,7 @@ from pathlib import Path
 from deploy import children, lock
 from deploy.broker import Choice, choose_broker
 from deploy.config import Config, load_all
-from deploy.preflight import problems
+from deploy.preflight import folder_problems, problems
 from deploy.processes import build
 from deploy.supervise import Supervisor
 from ingest.config import RunConfig, config_hash, load_table
@@ -34,19 +34,23 @@ def run_foreground(path: Path, kafka_jars: Path | None = None) -> int:
     1. Validate. 2. Lock the state folder. 3. End what a killed supervisor left. 4. Check the surroundings. 5. Run.
     """
     config = load_all(path)
+    _refuse(folder_problems(config))
     with lock.acquire(config.state_dir):
         for left in children.end_leftovers(config.state_dir, config.deploy.stop_deadline_s):
             say(f"event=leftover_ended process={left}")
         broker = chosen_broker(config, kafka_jars)
-        found = problems(config, broker.kind if broker else None)
-        if found:
-            raise ValueError("\n".join(found))
+        _refuse(problems(config, broker.kind if broker else None))
         say(
             f"event=up config={path} hash={config_hash(path)} state_dir={config.state_dir} logs={config.state_dir}/logs"
         )
         if broker:
             say(f"event=broker kind={broker.kind} durable={broker.durable} ({broker.meaning}; {broker.reason})")
         return Supervisor(build(config, kafka_jars), config.deploy, config.state_dir, say).run()
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        raise ValueError("\n".join(found))
 
 
 def chosen_broker(config: Config, kafka_jars: Path | None) -> Choice | None:
@@ -59,6 +63,7 @@ def chosen_broker(config: Config, kafka_jars: Path | None) -> Choice | None:
 def run_detached(path: Path) -> int:
     """Start a supervisor in the background and wait until everything is ready; its exit status if it ends before."""
     config = load_all(path)
+    _refuse(folder_problems(config))
     if lock.holder(config.state_dir) is not None:
         lock.acquire(config.state_dir)  # says who holds it
     log = config.state_dir / "logs" / "supervisor.log"

@@ -61,8 +61,8 @@ def test_up_refuses_a_model_folder_without_weights(tmp_path: Path, capsys) -> No
 
 
 def test_up_refuses_a_model_that_is_nowhere(tmp_path: Path, capsys) -> None:
-    message = refusal(capsys, "up", "--config", str(write_config(tmp_path, model="models/not-there")))
-    assert "'models/not-there' is neither a folder here nor a Hugging Face model" in message
+    message = refusal(capsys, "up", "--config", str(write_config(tmp_path, model="owner/not-there")))
+    assert "'owner/not-there' is neither a folder here nor a Hugging Face model" in message
     message = refusal(capsys, "up", "--config", str(write_config(tmp_path, model="/not/there")))
     assert "the folder /not/there does not exist; `make model`" in message
 
@@ -116,6 +116,24 @@ def test_down_and_status_with_nothing_running_say_so(tmp_path: Path, capsys) -> 
     assert f"nothing runs from {tmp_path}/state" in capsys.readouterr().out
     assert main(["status", "--config", path]) == 1
     assert "not running" in capsys.readouterr().out
+
+
+def test_up_refuses_a_state_folder_that_is_a_file(tmp_path: Path, capsys) -> None:
+    path = write_config(tmp_path)
+    (tmp_path / "state").write_text("")
+    assert f"run.state_dir = {tmp_path}/state cannot be written" in refusal(capsys, "up", "--config", str(path))
+
+
+def test_doctor_names_each_problem_with_a_fix(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("deploy.doctor._LIBRARIES", {"json": "", "no_such_library": "make setup"})
+    path = write_config(tmp_path, '[deploy]\nbroker = "external"\n', model="/not/there")
+    assert main(["doctor", "--config", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "headrace doctor: 3 failure(s)"
+    assert [line.split()[1] for line in lines if line.startswith("fail")] == ["model", "outer", "no_such_library"]
+    assert sum(line.strip().startswith("fix: ") for line in lines) == 3
+    assert "No module named 'no_such_library'" in "\n".join(lines)
+    assert not (tmp_path / "state").exists()
 
 
 def test_unknown_command_is_refused_with_the_known_ones() -> None:

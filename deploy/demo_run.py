@@ -1,0 +1,235 @@
+"""The phases of the demo, and what they leave for its report.
+
+Takes the stack, the options, the view. Traffic is slowed while the learner has enough unconsumed samples: on a small
+machine generation and training share the cores.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.books import held_by
+from deploy.config import load_all
+from deploy.demo_bad import Planted, plant_bad, run_plant
+from deploy.demo_client import Answer, Client
+from deploy.demo_kill import Kill, run_kills
+from deploy.demo_measure import ask_held_out
+from deploy.demo_pulse import ControlWatch, Timeline, backlog_of, take_beat
+from deploy.demo_questions import held_out_questions, training_questions
+from deploy.demo_report import Criterion
+from deploy.demo_results import finish
+from deploy.demo_stack import Stack
+from deploy.demo_traffic import Traffic
+from deploy.demo_users import Windows
+from deploy.demo_view import View
+from deploy.reconcile import Check, reconcile, seen_by
+from ingest.status import read_statuses
+
+MEASURE_RESERVE_S = 60.0  # of the minutes, for the champion's held-out questions
+READY_PATIENCE_S = 420.0
+DRAIN_PATIENCE_S = 180.0
+MIN_CHAMPION_ANSWERS = 40  # traffic answers of the present champion before its share counts
+
+
+class Options(NamedTuple):
+    """The demo's command line."""
+
+    config: Path
+    state_dir: Path
+    minutes: float
+    target: float
+    concurrency: int
+    max_backlog: int
+    num_questions: int
+    seed: int
+    plant_bad: bool
+    kills: tuple[str, ...]
+    live: bool | None
+
+
+class Demo:
+    """One run; its phases are called in order by deploy/demo.py."""
+
+    def __init__(self, options: Options, stack: Stack, view: View):
+        self.options, self.stack, self.view = options, stack, view
+        self.config = load_all(stack.config_path)
+        self.url = f"http://127.0.0.1:{self.config.serving.port}"
+        self.watch = ControlWatch(self.config.kafka)
+        self.questions = held_out_questions(options.num_questions)
+        self.client = Client(self.url, self.config.run.name, options.state_dir / "demo")
+        windows = Windows(self.config.ingest.observation_window_s, self.config.ingest.late_window_s)
+        self.traffic = Traffic(self.client, training_questions(options.seed), windows, options.seed)
+        self.timeline = Timeline(options.state_dir / "demo" / "timeline.jsonl")
+        self.phase, self.started_at = "starting", time.time()
+        self.base: dict[str, Answer] = {}
+        self.champion: dict[str, Answer] = {}
+        self.kills: list[Kill] = []
+        self.planted: list[Planted] | None = [] if options.plant_bad else None
+        self.checks: list[Check] = []
+        self._tasks: list[asyncio.Task] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.time() - self.started_at
+
+    async def ready(self) -> None:
+        """Wait for the deployment; train the nonsense weights meanwhile, if asked."""
+        await self.stack.wait_ready(self.url, READY_PATIENCE_S, self.view.say)
+        broker = read_statuses(self.options.state_dir).get("broker", {})
+        self.view.say(f"broker: {broker.get('kind', 'external')} {broker.get('meaning', '')}".rstrip())
+        if "broker" in self.options.kills and broker.get("durable") is False:
+            self.view.say(
+                "killing a broker that keeps events in memory loses what no stage has read yet: that shows below"
+            )
+        self.watch.start()
+        await self.client.__aenter__()
+        deadline_s = time.monotonic() + READY_PATIENCE_S
+        while not (self.watch.table and self.watch.table.champion):
+            self.stack.check_alive()
+            if time.monotonic() > deadline_s:
+                raise ValueError(f"no champion is served; see {self.options.state_dir / 'logs' / 'controller.log'}")
+            await asyncio.sleep(0.5)
+        if self.options.plant_bad:
+            self.view.say("training the nonsense candidate ahead of time")
+            await run_plant("train", "--base", str(self.config.run.model), "--out", str(self._nonsense_dir))
+
+    async def traffic_phase(self) -> None:
+        """Users ask and vote from the first second; the base is measured beside them; then watch until done."""
+        self.started_at, self.phase = time.time(), "base"
+        self.traffic.concurrency = self.options.concurrency // 2
+        self._start(self.traffic.run())
+        self._start(self._beats())
+        self.base = await ask_held_out(self.client, self.questions, "base", self._champion, concurrency=12)
+        satisfied = sum(answer.satisfied for answer in self.base.values())
+        self.view.say(f"base on held-out questions: {satisfied} of {len(self.base)} satisfied")
+        self.phase = "learning"
+        works = []
+        if self.options.plant_bad:
+            works.append(self._start(self._plant()))
+        if self.options.kills:
+            works.append(self._start(self._kill()))
+        end_s = 60 * self.options.minutes - MEASURE_RESERVE_S
+        while self.elapsed_s < end_s or not all(work.done() for work in works):
+            self.stack.check_alive()
+            self._throttle()
+            for work in works:
+                if work.done():
+                    work.result()  # a failure of ours ends the demo
+            if all(work.done() for work in works) and self._has_learned():
+                self.view.say(f"target reached after {self.elapsed_s:.0f} s")
+                break
+            await asyncio.sleep(1.0)
+
+    async def measure_phase(self) -> None:
+        """Stop the users; ask the held-out questions of whoever is champion now."""
+        self.phase = "measure"
+        self.traffic.stop()
+        await self.traffic.drain(with_votes=False)
+        self.champion = await ask_held_out(self.client, self.questions, "champion", self._champion)
+        satisfied = sum(answer.satisfied for answer in self.champion.values())
+        self.view.say(
+            f"champion {self._champion()} on held-out questions: {satisfied} of {len(self.champion)} satisfied"
+        )
+
+    async def drain_phase(self) -> None:
+        """Wait for the votes to come and for every window to close: the reconciliation holds, or time is up."""
+        self.phase = "drain"
+        self.traffic.close_late_votes()
+        await self.traffic.drain()
+        deadline_s = time.monotonic() + DRAIN_PATIENCE_S
+        while time.monotonic() < deadline_s:
+            self.checks = await asyncio.to_thread(self._reconcile)
+            if all(check.ok for check in self.checks):
+                break
+            await asyncio.sleep(4.0)
+        self.phase = "done"
+
+    async def report(self) -> list[Criterion]:
+        """Reconcile once more, now that everything has stopped; print and write the results."""
+        await self.client.__aexit__()
+        self.checks = await asyncio.to_thread(self._reconcile)
+        return await finish(self)
+
+    def close(self) -> None:
+        """Stop what runs in this process; the stack is stopped by its owner."""
+        self.traffic.stop()
+        for task in self._tasks:
+            task.cancel()
+        self.watch.close()
+        self.timeline.close()
+
+    @property
+    def _nonsense_dir(self) -> Path:
+        return self.options.state_dir / "demo" / "nonsense"
+
+    def _champion(self) -> str:
+        table = self.watch.table
+        return table.champion.version if table and table.champion else ""
+
+    def _start(self, work) -> asyncio.Task:
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        return task
+
+    def _reconcile(self) -> list[Check]:
+        seen = seen_by(list(self.client.answers), list(self.client.votes))
+        return reconcile(seen, held_by(self.options.state_dir))
+
+    def _throttle(self) -> None:
+        """Full traffic while the learner is hungry, half above half the backlog bound, a trickle above it."""
+        backlog, bound, most = (
+            backlog_of(read_statuses(self.options.state_dir)),
+            self.options.max_backlog,
+            self.options.concurrency,
+        )
+        table = self.watch.table
+        if backlog > bound:
+            self.traffic.concurrency = max(2, most // 5)
+        elif backlog > bound // 2 and not (table and table.canary):  # a canary wants its units soon
+            self.traffic.concurrency = max(4, most // 2)
+        else:
+            self.traffic.concurrency = most
+
+    def _has_learned(self) -> bool:
+        """Say whether two promotions are in and the present champion satisfies its users."""
+        champion = self._champion()
+        recent = [a.satisfied for a in self.client.answers[-300:] if a.version == champion and a.purpose == "traffic"]
+        enough = len(recent) >= MIN_CHAMPION_ANSWERS and sum(recent) / len(recent) >= self.options.target
+        return enough and len(self.watch.promoted()) >= 2
+
+    async def _beats(self) -> None:
+        told = 0
+        while True:
+            statuses = read_statuses(self.options.state_dir)
+            now_s = time.time()
+            beat = take_beat(
+                self.elapsed_s,
+                now_s,
+                self.phase,
+                statuses,
+                self.watch,
+                self.client.answers,
+                self.client.votes,
+                self.traffic.num_open,
+            )
+            self.timeline.add(beat)
+            for event in self.watch.events[told:]:
+                told += 1
+                self.view.say(f"{int(beat.elapsed_s):>4} s  {event.version} {event.state} {event.reason}".rstrip())
+            self.view.show(self.timeline.beats)
+            await asyncio.sleep(1.0)
+
+    async def _plant(self) -> None:
+        while not self.watch.promoted():
+            await asyncio.sleep(0.5)
+        self.planted = await plant_bad(
+            self.config.kafka, self.options.state_dir, self._nonsense_dir, self.watch, self.view.say
+        )
+
+    async def _kill(self) -> None:
+        span_s = 60 * self.options.minutes - MEASURE_RESERVE_S - self.elapsed_s
+        between_s = max(10.0, 0.7 * span_s / (len(self.options.kills) + 1))
+        self.kills = await run_kills(
+            self.options.state_dir, list(self.options.kills), between_s, lambda: self.watch.table, self.view.say
+        )
