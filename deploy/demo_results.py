@@ -69,6 +69,8 @@ async def score_fluency(demo: "Demo") -> tuple[dict[str, float], dict[str, float
         "FROM inference WHERE tokens IS NOT NULL AND inference_id IN (SELECT unnest(?))",
         [[answer.inference_id for answer in answers]],
     )
+    if not rows:
+        return None
     for row in rows:
         last = -1 if row["finish_reason"] == "stop" else None
         row["completion_ids"] = row["completion_ids"][:last][:SCORED_TOKENS]
@@ -98,7 +100,10 @@ def inferences_used(promoted: list[str], demo: "Demo") -> dict[str, set[str]]:
     held = held_by(demo.options.state_dir)
     used: dict[str, set[str]] = {}
     for version in promoted:
-        steps = steps_of_candidate(demo.options.state_dir, version)
+        try:
+            steps = steps_of_candidate(demo.options.state_dir, version)
+        except ValueError:
+            continue  # its folder has been cleared: no claim about it
         sample_ids = {sample_id for step in steps for sample_id in step.sample_ids}
         used[version] = {held.samples[sample_id] for sample_id in sample_ids if sample_id in held.samples}
     return used
