@@ -119,7 +119,7 @@ async def _plant_one(
     while time.monotonic() < deadline_s:
         events = [event for event in watch.events if event.version == one.version]
         one.states = [event.state for event in events]
-        if one.states and one.states[-1] in (*STOPPED, *SET_ASIDE, "promoted"):
+        if one.states and one.states[-1] in (*STOPPED, *SET_ASIDE, "promoted") and "once more" not in events[-1].reason:
             one.reason = events[-1].reason
             say(f"{one.kind} candidate {one.version}: {' > '.join(one.states)} ({one.reason})")
             return

@@ -4,8 +4,6 @@ Takes: status files, the control topic, the clients' answers and votes. Emits: B
 Promises: a status file that is missing or lacks a key leaves its field empty, never stops the demo.
 """
 
-import itertools
-import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -145,16 +143,10 @@ def number(status: dict[str, Any], *keys: str) -> float | None:
     return None
 
 
-def flat(status: dict[str, Any]) -> dict[str, Any]:
-    """Return nested tables' entries under their own names; the outermost wins."""
-    inner = [flat(value) for value in status.values() if isinstance(value, dict)]
-    return {key: value for part in [*inner, status] for key, value in part.items()}
-
-
-def evidence_of(controller: dict[str, Any]) -> float | None:
-    """Return E for promotion of the running canary; the controller tells its logarithm."""
-    log_e = number(controller, "log_e_promote")
-    return None if log_e is None else math.exp(min(log_e, 100.0))
+def part(status: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a nested table of a status; empty where there is none."""
+    value = status.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def backlog_of(statuses: dict[str, dict[str, Any]]) -> int:
@@ -176,9 +168,7 @@ def take_beat(
     """Take one beat."""
     table = watch.table
     learner, controller = statuses.get("learner", {}), statuses.get("controller", {})
-    canary = flat(controller)
-    tables = sorted(watch.tables, key=lambda table: table.revision)
-    champions = [route.champion.version for route in tables if route.champion]
+    canary = part(controller, "canary")
     stopped = {event.version for event in watch.events if event.state in ("rejected", "rolled_back")}
     return Beat(
         elapsed_s=round(elapsed_s, 1),
@@ -198,12 +188,10 @@ def take_beat(
         reward=number(learner, "reward_mean", "mean_reward", "reward"),
         kl=number(learner, "kl_champion", "kl_to_champion", "kl"),
         backlog=backlog_of(statuses),
-        evidence=evidence_of(canary),
+        evidence=number(canary, "e_promote"),
         threshold=number(canary, "threshold"),
-        num_units=int(number(canary, "outcomes_canary") or 0),
-        num_swaps=int(
-            number(controller, "num_swaps", "swaps") or sum(a != b for a, b in itertools.pairwise(champions))
-        ),
+        num_units=int(number(canary, "outcomes") or 0),
+        num_swaps=int(number(part(controller, "swaps"), "count") or 0),
         num_promotions=len(watch.promoted()),
         num_rejected=len(stopped),
         down=sorted(name for name in STAGES if now_s - float(statuses.get(name, {}).get("at", 0)) > 15),
