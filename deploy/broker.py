@@ -135,7 +135,14 @@ def command(choice: Choice, data_dir: Path, port: int, heap_mb: int = 512) -> tu
 
 
 def _java(choice: Choice, heap_mb: int) -> list[str]:
-    options = ["-Xms128m", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true"]
+    options = [
+        "-Xms128m",
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xshare:auto",
+        "-Djava.awt.headless=true",
+    ]
     return [choice.program, *options, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", f"{choice.jars}/*"]
 
 

@@ -53,6 +53,8 @@ class StageStore:
         self._connection.execute("PRAGMA journal_mode=WAL")
         # NORMAL: after a power cut the last commits may be gone, state and offsets together; a replay makes them again.
         self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute("PRAGMA cache_size=-32768")  # KiB
+        self._connection.execute("PRAGMA wal_autocheckpoint=8000")  # pages
         self._connection.executescript(_SCHEMA + schema)
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute("UPDATE stage_epoch SET epoch = epoch + 1")
