@@ -1,11 +1,12 @@
 """Configuration of serving (contract): gateway and engines in one table, [serving]; the gate has [serving.gate]."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from ingest.config import StrictModel
+from serving.gate_config import GateConfig
 
 
 class ServingConfig(StrictModel):
@@ -44,7 +45,7 @@ class ServingConfig(StrictModel):
     extra_args: list[str] = Field([], description="further arguments of the vLLM server")
     start_timeout_s: float = Field(300.0, gt=0, description="an engine must answer /health this long after its start")
 
-    gate: dict[str, Any] = Field({}, description="[serving.gate], read on its own by the controller")
+    gate: GateConfig = GateConfig.model_validate({})
 
     @field_validator("engines")
     @classmethod
