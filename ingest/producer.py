@@ -287,7 +287,7 @@ class Publisher:
             left = [item for item in (*self._in_flight, *self._queue) if item.place == "memory"]
             self._queue.clear()
             self._changed.notify_all()
-        self._thread.join(timeout=_DELIVERY_S + 4.0)
+        self._thread.join(timeout=max(2.0, timeout_s))  # it may be waiting for a broker that is away
         with self._changed:
             for item in left:
                 if item.place == "memory" and not self._append_to_spool(item):

@@ -190,7 +190,7 @@ def run_stage(
             store.save_offsets(connection, records)
         num_records += len(records)
         # 3. outbox
-        while not stop.is_set() and (num_sent := store.publish_outbox(publisher)):
+        while not stop.is_set() and (num_sent := store.publish_outbox(publisher, timeout_s=2.0)):
             num_published += num_sent
         # 4. report
         if now_s - reported >= 1.0:

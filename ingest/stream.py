@@ -35,6 +35,7 @@ __all__ = [
     "LogWiped",
     "Reader",
     "Record",
+    "connection_options",
     "ensure_topics",
     "read_latest",
     "read_log_ids",
