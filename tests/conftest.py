@@ -30,6 +30,17 @@ def apache_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     yield from _broker("kafka", tmp_path_factory)
 
 
+@pytest.fixture
+def own_bundled_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A bundled broker of the test's own, not started: the test starts and kills it."""
+    choice = choose("bundled")
+    if isinstance(choice, str):
+        pytest.skip(f"NOT RUN on the bundled broker: {choice}")
+    broker = Broker(choice, tmp_path_factory.mktemp("own-broker"))
+    yield broker
+    broker.close()
+
+
 @pytest.fixture(params=["bundled", "kafka"])
 def broker(request: pytest.FixtureRequest) -> Broker:
     """Each broker in turn."""

@@ -13,7 +13,7 @@ from ingest.producer import Publisher
 from ingest.stage import StageStore, open_reader
 from ingest.stream import LogWiped, Reader, Record, ensure_topics, read_latest, read_log_ids, trusts_idempotence
 from ingest.topics import topics
-from tests.brokers import Broker, choose, find_jars
+from tests.brokers import Broker, find_jars
 
 pytestmark = pytest.mark.kafka
 
@@ -164,11 +164,8 @@ def test_broker_killed_under_load_loses_nothing_acknowledged_and_reader_resumes(
     check.close()
 
 
-def test_log_of_a_restarted_memory_only_broker_is_found_wiped(tmp_path) -> None:
-    choice = choose("bundled")
-    if isinstance(choice, str):
-        pytest.skip(choice)
-    broker = Broker(choice, tmp_path / "broker")
+def test_log_of_a_restarted_memory_only_broker_is_found_wiped(own_bundled_broker: Broker, tmp_path) -> None:
+    broker = own_bundled_broker
     broker.start()
     kafka = broker.config(partitions=1)
     name = topics(kafka).feedback
@@ -191,7 +188,6 @@ def test_log_of_a_restarted_memory_only_broker_is_found_wiped(tmp_path) -> None:
     assert [r.value for r in drain(again)] == [b"new"]
     assert again.log_ids() == read_log_ids(kafka, [name])
     again.close()
-    broker.close()
 
 
 def test_choice_of_broker_says_what_it_means(tmp_path) -> None:

@@ -9,7 +9,7 @@ from ingest.producer import Publisher, SpoolFull
 from ingest.spool import Spool
 from ingest.stream import Reader, ensure_topics
 from ingest.topics import topics
-from tests.brokers import Broker, choose
+from tests.brokers import Broker
 
 AWAY = KafkaConfig(bootstrap_servers="127.0.0.1:1", max_buffered_bytes=1 << 16, linger_ms=0)
 
@@ -118,11 +118,8 @@ def test_two_publishers_cannot_share_a_spool_folder(tmp_path) -> None:
 
 
 @pytest.mark.kafka
-def test_spool_is_sent_in_order_when_the_broker_comes(tmp_path) -> None:
-    choice = choose("bundled")
-    if isinstance(choice, str):
-        pytest.skip(choice)
-    broker = Broker(choice, tmp_path)
+def test_spool_is_sent_in_order_when_the_broker_comes(own_bundled_broker: Broker, tmp_path) -> None:
+    broker = own_bundled_broker
     kafka = broker.config(partitions=1)
     publisher = Publisher(kafka, "test", tmp_path / "spool")
     for number in range(500):
@@ -134,4 +131,3 @@ def test_spool_is_sent_in_order_when_the_broker_comes(tmp_path) -> None:
     publisher.close()
     values = [int(value) for value in read_all(kafka, topics(kafka).feedback)]
     assert list(dict.fromkeys(values)) == list(range(500))
-    broker.close()
