@@ -7,6 +7,7 @@ whatever happens, everything that it started is stopped.
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ def parse(argv: list[str]) -> Options:
     parser.add_argument("--target", type=float, default=0.75, help="true share of satisfied users to stop at (0.75)")
     parser.add_argument("--concurrency", type=int, default=20, help="users with an open question (20)")
     parser.add_argument(
-        "--max-backlog", type=int, default=192, help="samples unconsumed; above it users slow down (192)"
+        "--max-backlog", type=int, help="samples unconsumed at which users slow down (default: a batch)"
     )
     parser.add_argument("--questions", type=int, default=100, help="held-out questions to measure on (100)")
     parser.add_argument("--seed", type=int, default=1)
@@ -67,6 +68,9 @@ async def run(options: Options) -> int:
 
     1. Start the deployment. 2. Measure and learn. 3. Report.  In every case: stop the deployment.
     """
+    this = asyncio.current_task()
+    assert this, "run() is a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     stack = Stack(write_config(options.config, options.state_dir), options.state_dir)
     with View(options.live) as view:
         demo = Demo(options, stack, view)
@@ -97,7 +101,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: interrupted; everything is stopped", file=sys.stderr)
         return 130
 

@@ -24,11 +24,14 @@ from deploy.demo_traffic import Traffic
 from deploy.demo_users import Windows
 from deploy.demo_view import View
 from deploy.reconcile import Check, reconcile, seen_by
+from ingest.config import load_table
 from ingest.status import read_statuses
+from learner.config import LearnerConfig
 
 MEASURE_RESERVE_S = 60.0  # of the minutes, for the champion's held-out questions
 READY_PATIENCE_S = 420.0
 DRAIN_PATIENCE_S = 180.0
+TRAINING = ("stepping", "exporting")  # phases of the learner that want the cores
 MIN_CHAMPION_ANSWERS = 40  # traffic answers of the present champion before its share counts
 
 
@@ -40,12 +43,23 @@ class Options(NamedTuple):
     minutes: float
     target: float
     concurrency: int
-    max_backlog: int
+    max_backlog: int | None
     num_questions: int
     seed: int
     plant_bad: bool
     kills: tuple[str, ...]
     live: bool | None
+
+
+def wanted_concurrency(most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool) -> int:
+    """Return how many users may have an open question.
+
+    Generation and training on the same cores slow each other down far more than they take turns: users pause while the
+    learner trains or has enough to train on; a canary needs its units soon.
+    """
+    if has_canary:
+        return most // 2 if is_training else most
+    return max(2, most // 6) if is_training or backlog >= max_backlog else most
 
 
 class Demo:
@@ -60,6 +74,8 @@ class Demo:
         self.client = Client(self.url, self.config.run.name, options.state_dir / "demo")
         windows = Windows(self.config.ingest.observation_window_s, self.config.ingest.late_window_s)
         self.traffic = Traffic(self.client, training_questions(options.seed), windows, options.seed)
+        batch = load_table(stack.config_path, "learner", LearnerConfig).batch_samples
+        self.max_backlog = batch if options.max_backlog is None else options.max_backlog
         self.timeline = Timeline(options.state_dir / "demo" / "timeline.jsonl")
         self.phase, self.started_at = "starting", time.time()
         self.base: dict[str, Answer] = {}
@@ -177,19 +193,14 @@ class Demo:
         return reconcile(seen, held_by(self.options.state_dir))
 
     def _throttle(self) -> None:
-        """Full traffic while the learner is hungry, half above half the backlog bound, a trickle above it."""
-        backlog, bound, most = (
-            backlog_of(read_statuses(self.options.state_dir)),
-            self.options.max_backlog,
+        statuses, table = read_statuses(self.options.state_dir), self.watch.table
+        self.traffic.concurrency = wanted_concurrency(
             self.options.concurrency,
+            backlog_of(statuses),
+            self.max_backlog,
+            is_training=statuses.get("learner", {}).get("phase") in TRAINING,
+            has_canary=bool(table and table.canary),
         )
-        table = self.watch.table
-        if backlog > bound:
-            self.traffic.concurrency = max(2, most // 5)
-        elif backlog > bound // 2 and not (table and table.canary):  # a canary wants its units soon
-            self.traffic.concurrency = max(4, most // 2)
-        else:
-            self.traffic.concurrency = most
 
     def _has_learned(self) -> bool:
         """Say whether two promotions are in and the present champion satisfies its users."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from deploy import children
 from ingest.status import read_statuses
 
 STOP_PATIENCE_S = 90.0
@@ -40,7 +41,7 @@ def write_config(template: Path, state_dir: Path) -> Path:
 
 
 class Stack:
-    """`headrace up` as a child process in a session of its own, so that Ctrl-C reaches us first."""
+    """`headrace up` as a child process: Ctrl-C reaches us first, and it stops when we die, however we die."""
 
     def __init__(self, config_path: Path, state_dir: Path):
         self.config_path, self.state_dir = config_path, state_dir
@@ -48,15 +49,8 @@ class Stack:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli", "up", "--config", str(self.config_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        argv = [sys.executable, "-m", "deploy.cli", "up", "--config", str(self.config_path)]
+        self._popen = children.start(argv, self.log, self.state_dir, {})
 
     def check_alive(self) -> None:
         """Raise ValueError with the supervisor's last words if it has ended."""

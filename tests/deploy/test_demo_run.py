@@ -115,3 +115,14 @@ def test_an_earlier_demo_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "demo").mkdir()
     assert main([f"--state-dir={tmp_path}"]) == 2
     assert "holds an earlier demo" in capsys.readouterr().err
+
+
+def test_users_pause_while_the_learner_trains_and_hurry_for_a_canary():
+    def wanted(backlog, is_training=False, has_canary=False):
+        return demo_run.wanted_concurrency(24, backlog, 64, is_training, has_canary)
+
+    assert wanted(63) == 24
+    assert wanted(64) == 4
+    assert wanted(0, is_training=True) == 4
+    assert wanted(500, has_canary=True) == 24
+    assert wanted(0, is_training=True, has_canary=True) == 12
