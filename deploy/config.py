@@ -5,23 +5,13 @@ ValueError that says what, where and how to fix it, before any process starts.
 """
 
 import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from ingest.config import (
-    IngestConfig,
-    KafkaConfig,
-    MlflowConfig,
-    RunConfig,
-    StrictModel,
-    explain_invalid,
-    load_table,
-    read_toml,
-)
+from ingest.config import IngestConfig, KafkaConfig, MlflowConfig, RunConfig, StrictModel, load_table, read_toml
 from serving.config import ServingConfig
 
 
@@ -102,7 +92,6 @@ def load_all(path: Path) -> Config:
             loaded[table] = load_table(path, table, kind)
         except ValueError as error:
             problems.append(str(error))
-    problems += _gate_problems(path, document)
     if problems:
         raise ValueError("\n".join(problems))
     config = Config(path, *(loaded[table] for table in _OWN))
@@ -117,18 +106,6 @@ def load_all(path: Path) -> Config:
 
 def _room_models() -> dict[str, type[StrictModel]]:
     return {table: getattr(importlib.import_module(module), name) for table, (module, name) in _VALIDATED.items()}
-
-
-def _gate_problems(path: Path, document: dict[str, Any]) -> list[str]:
-    """Validate [serving.gate], which the controller reads on its own."""
-    if not importlib.util.find_spec("serving.gate_config"):  # bridging: goes when the controller has landed
-        return []
-    kind = importlib.import_module("serving.gate_config").GateConfig
-    try:
-        kind.model_validate(document.get("serving", {}).get("gate", {}))
-    except ValidationError as error:
-        return [explain_invalid(path, "serving.gate", kind, error)]
-    return []
 
 
 def contradictions(config: Config) -> list[str]:

@@ -42,6 +42,7 @@ def test_attached_engines_and_outer_parts_need_no_port_of_ours(tmp_path: Path) -
         ("[deploy]\nbrokers = 1\n", "unknown key deploy.brokers; known keys of [deploy]: broker,"),
         ('[deploy]\nbroker = "rabbit"\n', "deploy.broker = 'rabbit'"),
         ("[serving]\nport = 70000\n", "serving.port = 70000"),
+        ("[serving.gate]\ndelta = 2\n", "serving.gate.delta = 2"),
         ("[ingest]\nobservation_window_s = -1\n", "ingest.observation_window_s = -1"),
         ('[kafka]\nbootstrap_servers = "kafka-1:9092"\n', 'set deploy.broker = "external" to use it'),
         ('[kafka]\nbootstrap_servers = "nowhere"\n', "is not host:port, such as 127.0.0.1:9092"),
