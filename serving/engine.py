@@ -97,7 +97,7 @@ def launch_arguments(run: RunConfig, serving: ServingConfig, name: str, served_m
     arguments += ["--host", "127.0.0.1", "--port", str(serving.engines[name])]
     arguments += ["--max-model-len", str(serving.max_model_len), "--max-num-seqs", str(serving.max_num_seqs)]
     arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    arguments += ["--disable-uvicorn-access-log"]
+    arguments += ["--disable-uvicorn-access-log", "--worker-extension-cls", "serving.vllm_worker.ReloadExtension"]
     if on_cpu:
         arguments += ["--enforce-eager", "--distributed-executor-backend", "uni"]
     else:

@@ -29,7 +29,10 @@ class Answer(NamedTuple):
 class EngineClient:
     """One vLLM server; usable from one thread at a time."""
 
-    def __init__(self, url: str, served_model: str, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, served_model: str, timeout_s: float = 120.0, reload_method: str = "reload_weights"
+    ) -> None:
+        self._reload_method = reload_method
         self.url = url
         self.served_model = served_model
         self._timeout_s = timeout_s
@@ -76,8 +79,8 @@ class EngineClient:
         self._call("POST", "/resume")
 
     def reload_weights(self, folder: str) -> None:
-        """Load a folder's safetensors in place."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        """Load a folder's safetensors in place; by our worker extension where the server was started with it."""
+        body = {"method": self._reload_method, "kwargs": {"weights_path": folder}}
         self._call("POST", "/collective_rpc", json=body)
 
     def reset_prefix_cache(self) -> None:

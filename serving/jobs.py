@@ -85,7 +85,8 @@ def put_into_engine(
 ) -> Result:
     """Drain the engine and load a version; every failure says whether the version or the machinery is to blame."""
     started = time.monotonic()
-    client = EngineClient(engine.url, engine.served_model, gate.swap_timeout_s)
+    reload_method = "reload_weights" if engine.is_attached else "reload_and_repack"
+    client = EngineClient(engine.url, engine.served_model, gate.swap_timeout_s, reload_method)
     try:
         version = read_version(known)
         drain(engine.name, revision, gateways, gate.drain_deadline_s, time.sleep)
