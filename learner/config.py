@@ -2,9 +2,20 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ingest.config import StrictModel
+
+OBJECTIVES = ("icepop", "tis")
+
+
+def check_objective(name: str) -> None:
+    """ValueError unless the objective exists."""
+    if name not in OBJECTIVES:
+        raise ValueError(
+            f"objective = {name!r} does not exist; choose one of {', '.join(OBJECTIVES)} in [learner] "
+            "(cispo, gspo, dppo, decoupled and kto for all samples are not built yet)"
+        )
 
 
 class LearnerConfig(StrictModel):
@@ -93,3 +104,9 @@ class LearnerConfig(StrictModel):
     remember_samples: int = Field(
         200_000, ge=1000, description="consumed sample ids kept in a checkpoint, for duplicates"
     )
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_exists(cls, name: str) -> str:
+        check_objective(name)
+        return name

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-OBJECTIVES = ("icepop", "tis")
+from learner.config import check_objective
+
 MAX_LOG_RATIO = 20.0
 
 
@@ -76,15 +77,6 @@ class Sums:
     def add(self, other: "Sums") -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
-
-
-def check_objective(name: str) -> None:
-    """ValueError unless the objective exists."""
-    if name not in OBJECTIVES:
-        raise ValueError(
-            f"learner.objective = {name!r} does not exist; choose one of {', '.join(OBJECTIVES)} in [learner] "
-            "(cispo, gspo, dppo, decoupled and kto for all samples are not built yet)"
-        )
 
 
 def token_weights(terms: Terms, ratio_N: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

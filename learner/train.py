@@ -24,7 +24,6 @@ from ingest.topics import headers, topics
 from learner import lifecycle
 from learner.candidate import CANDIDATE_KEY, CANDIDATE_TYPE, CandidateEvent
 from learner.config import LearnerConfig
-from learner.loss import check_objective
 from learner.tracking import Tracker
 from rewards.samples import Sample
 
@@ -96,7 +95,6 @@ class Loop:
     def __init__(self, config_path: Path, stop: threading.Event) -> None:
         self._stop = stop
         self._config = load_table(config_path, "learner", LearnerConfig)
-        check_objective(self._config.objective)
         self._run = load_table(config_path, "run", RunConfig)
         self._kafka = load_table(config_path, "kafka", KafkaConfig)
         mlflow = load_table(config_path, "mlflow", MlflowConfig)
@@ -279,6 +277,8 @@ def main(argv: list[str] | None = None) -> int:
     if len(arguments) != 1:
         print("usage: python -m learner.train CONFIG.toml", file=sys.stderr)
         return 2
+    # before torch is loaded: waiting threads sleep instead of spinning, for the engines need the same cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
