@@ -20,7 +20,7 @@ from ingest.config import KafkaConfig
 from ingest.events import encode
 from ingest.producer import Publisher
 from ingest.topics import headers, topics
-from learner.candidate import CANDIDATE_KEY, CANDIDATE_TYPE, CandidateEvent, version_name
+from learner.candidate import BASE_VERSION, CANDIDATE_KEY, CANDIDATE_TYPE, CandidateEvent, version_name
 
 FIRST_PLANTED = 900001
 STOPPED = ("rejected", "rolled_back")
@@ -41,6 +41,11 @@ class Planted(msgspec.Struct, kw_only=True):
     @property
     def stopped(self) -> bool:
         return "promoted" not in self.states and bool(self.states) and self.states[-1] in STOPPED
+
+
+def nonsense_folder(state_dir: Path) -> Path:
+    """Return where the nonsense weights lie, trained ahead of time."""
+    return state_dir / "demo" / "nonsense"
 
 
 async def run_plant(*arguments: str) -> dict:
@@ -87,7 +92,7 @@ def announce(kafka: KafkaConfig, version: str, folder: Path, parent: str, manife
 
 
 async def plant_bad(
-    kafka: KafkaConfig, state_dir: Path, weights: Path, watch: ControlWatch, say: Callable[[str], None]
+    kafka: KafkaConfig, state_dir: Path, base: Path, watch: ControlWatch, say: Callable[[str], None]
 ) -> list[Planted]:
     """Plant NaN, wait for its end, then nonsense; each on the champion of the moment."""
     planted: list[Planted] = []
@@ -97,21 +102,23 @@ async def plant_bad(
             one = Planted(kind=kind, version=version_name(number))
             number += 1
             planted.append(one)
-            await _plant_one(kafka, state_dir, weights, watch, one, say)
+            await _plant_one(kafka, state_dir, base, watch, one, say)
             if one.states[-1:] and one.states[-1] not in SET_ASIDE:
                 break
     return planted
 
 
 async def _plant_one(
-    kafka: KafkaConfig, state_dir: Path, weights: Path, watch: ControlWatch, one: Planted, say: Callable[[str], None]
+    kafka: KafkaConfig, state_dir: Path, base: Path, watch: ControlWatch, one: Planted, say: Callable[[str], None]
 ) -> None:
     champion = watch.table.champion if watch.table else None
     assert champion, "candidates are planted only once something is served"
-    parent, folder = state_dir / "candidates" / champion.version, state_dir / "candidates" / one.version
+    candidates = state_dir / "candidates"
+    parent = base if champion.version == BASE_VERSION else candidates / champion.version
+    folder = candidates / one.version
     arguments = ["--parent", str(parent), "--version", one.version, "--out", str(folder)]
     if one.kind == "nonsense":
-        arguments += ["--weights", str(weights)]
+        arguments += ["--weights", str(nonsense_folder(state_dir))]
     made = await run_plant(one.kind, *arguments)
     await asyncio.to_thread(announce, kafka, one.version, folder, champion.version, made["manifest_sha256"])
     say(f"planted a {one.kind} candidate as {one.version} on {champion.version}")

@@ -18,6 +18,7 @@ from ingest.topics import topics
 from learner.candidate import CANDIDATE_KEY, CandidateEvent
 from serving.routes import ROUTES_KEY, RouteTable
 
+MIN_SHOWN = 10  # answers or votes before a share is shown
 ROLLING = 60  # answers or votes in a rolling share
 STAGES = ("joiner", "archiver", "rewards", "learner", "controller")
 
@@ -115,13 +116,13 @@ class ControlWatch:
 def rolling_true(answers: list[Answer]) -> float | None:
     """Return the true share of satisfied users among the last answers of the traffic."""
     last = [answer.satisfied for answer in answers[-3 * ROLLING :] if answer.purpose == "traffic" and not answer.error]
-    return sum(last[-ROLLING:]) / len(last[-ROLLING:]) if last else None
+    return sum(last[-ROLLING:]) / len(last[-ROLLING:]) if len(last) >= MIN_SHOWN else None
 
 
 def rolling_observed(votes: list[SentVote]) -> float | None:
     """Return the share of thumbs up among the last accepted votes."""
     last = [vote.value for vote in votes[-3 * ROLLING :] if vote.num_accepted and vote.op == "upsert"][-ROLLING:]
-    return sum(last) / len(last) if last else None
+    return sum(last) / len(last) if len(last) >= MIN_SHOWN else None
 
 
 def requests_per_s(answers: list[Answer], now_s: float, window_s: float = 15.0) -> float:

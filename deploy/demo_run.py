@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deploy.books import held_by
 from deploy.config import load_all
-from deploy.demo_bad import Planted, plant_bad, run_plant
+from deploy.demo_bad import Planted, nonsense_folder, plant_bad, run_plant
 from deploy.demo_client import Answer, Client
 from deploy.demo_kill import Kill, run_kills
 from deploy.demo_measure import ask_held_out
@@ -28,6 +28,7 @@ from ingest.config import load_table
 from ingest.status import read_statuses
 from learner.config import LearnerConfig
 
+PLANT_BY = 0.4  # of the minutes: then bad candidates are planted although nothing has been promoted
 MEASURE_RESERVE_S = 60.0  # of the minutes, for the champion's held-out questions
 READY_PATIENCE_S = 420.0
 DRAIN_PATIENCE_S = 180.0
@@ -108,7 +109,9 @@ class Demo:
             await asyncio.sleep(0.5)
         if self.options.plant_bad:
             self.view.say("training the nonsense candidate ahead of time")
-            await run_plant("train", "--base", str(self.config.run.model), "--out", str(self._nonsense_dir))
+            await run_plant(
+                "train", "--base", str(self.config.run.model), "--out", str(nonsense_folder(self.options.state_dir))
+            )
 
     async def traffic_phase(self) -> None:
         """Users ask and vote from the first second; the base is measured beside them; then watch until done."""
@@ -175,10 +178,6 @@ class Demo:
         self.watch.close()
         self.timeline.close()
 
-    @property
-    def _nonsense_dir(self) -> Path:
-        return self.options.state_dir / "demo" / "nonsense"
-
     def _champion(self) -> str:
         table = self.watch.table
         return table.champion.version if table and table.champion else ""
@@ -232,10 +231,11 @@ class Demo:
             await asyncio.sleep(1.0)
 
     async def _plant(self) -> None:
-        while not self.watch.promoted():
+        """Plant on the first promoted champion, or on the base when none comes in time."""
+        while not self.watch.promoted() and self.elapsed_s < PLANT_BY * 60 * self.options.minutes:
             await asyncio.sleep(0.5)
         self.planted = await plant_bad(
-            self.config.kafka, self.options.state_dir, self._nonsense_dir, self.watch, self.view.say
+            self.config.kafka, self.options.state_dir, Path(self.config.run.model), self.watch, self.view.say
         )
 
     async def _kill(self) -> None:

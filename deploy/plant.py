@@ -18,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from learner.candidate import MANIFEST, Manifest, Probe, list_files, read_manifest, write_manifest
+from learner.candidate import BASE_VERSION, MANIFEST, Manifest, Probe, list_files, read_manifest, write_manifest
 
 NAN_BYTES = {"BF16": b"\xc0\x7f", "F16": b"\x00\x7e", "F32": b"\x00\x00\xc0\x7f"}
 NUM_STEPS = 30
+NUM_BASE_PROBES = 4
 NUM_TRAINED_LAYERS = 6
 NUM_BATCHES, BATCH = 5, 8
 LEARNING_RATE = 5e-4
@@ -64,8 +65,8 @@ def make_nonsense(parent: Path, weights: Path, version: str, out: Path) -> str:
 
 
 def _copy(parent: Path, out: Path) -> Manifest:
-    """Copy the parent's listed files; return its manifest."""
-    manifest, _ = read_manifest(parent)
+    """Copy the parent's listed files; return its manifest. The base model has none: one is made for it."""
+    manifest = read_manifest(parent)[0] if (parent / MANIFEST).exists() else _describe_base(parent)
     out.mkdir(parents=True)
     for file in manifest.files:
         shutil.copyfile(parent / file.name, out / file.name)
@@ -84,6 +85,31 @@ def _write(out: Path, parent: Manifest, version: str, probes: list[Probe] | None
     )
     assert not (out / MANIFEST).exists(), f"{out} already holds a candidate"
     return write_manifest(out, manifest)
+
+
+def _describe_base(folder: Path) -> Manifest:
+    """Return a manifest of the base model, with probes as the learner would make them."""
+    from transformers import AutoTokenizer
+
+    from deploy.demo_questions import training_questions
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    probes = []
+    for question in training_questions(0)[:NUM_BASE_PROBES]:
+        ids, labels = _example(tokenizer, question.text, f"People know a lot about {question.subject}.")
+        prompt = [token for token, label in zip(ids, labels, strict=True) if label < 0]
+        probes.append(Probe(prompt_ids=prompt, completion_ids=ids[len(prompt) :], logprobs=[]))
+    files = [
+        file for file in list_files(folder) if file.name.endswith((".safetensors", ".json", ".jinja", ".txt", ".model"))
+    ]
+    return Manifest(
+        version=BASE_VERSION,
+        parent=None,
+        kind="base",
+        files=files,
+        created_at=time.time(),
+        probes=_score_probes(folder, probes),
+    )
 
 
 def _score_probes(folder: Path, probes: list[Probe]) -> list[Probe]:

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from deploy.plant import main, make_nonsense, train_nonsense
+from deploy.plant import main, make_nan, make_nonsense, train_nonsense
 from learner.candidate import Manifest, Probe, check_files, list_files, read_manifest, write_manifest
 from tests.tiny_model import make_tiny_model
 
@@ -50,3 +50,15 @@ def test_the_command_prints_the_manifest_hash(tiny, tmp_path, capsys):
     assert main(["nan", "--parent", str(tiny), "--version", "v900001", "--out", str(tmp_path / "v900001")]) == 0
     printed = msgspec.json.decode(capsys.readouterr().out)
     assert printed == {"manifest_sha256": read_manifest(tmp_path / "v900001")[1]}
+
+
+def test_candidates_can_be_planted_on_the_base_model_which_has_no_manifest(tmp_path):
+    base = make_tiny_model(tmp_path / "base")
+    make_nan(base, "v900001", tmp_path / "v900001")
+    manifest, _ = read_manifest(tmp_path / "v900001")
+    assert check_files(tmp_path / "v900001", manifest) == []
+    assert (manifest.parent, manifest.kind) == ("v000000", "full")
+    assert len(manifest.probes) == 4
+    for probe in manifest.probes:
+        assert len(probe.logprobs) == len(probe.completion_ids) > 5
+        assert all(math.isfinite(value) for value in probe.logprobs)
