@@ -21,6 +21,7 @@ from deploy.demo_report import (
     judge_run,
     summary,
 )
+from deploy.model import find
 from ingest.log import query
 from learner.lineage import steps_of_candidate
 from learner.tracking import Tracker
@@ -77,7 +78,7 @@ async def score_fluency(demo: "Demo") -> tuple[dict[str, float], dict[str, float
     folder = state_dir / "demo"
     (folder / "to_score.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "learner.score", "--model", str(demo.config.run.model)),
+        *(sys.executable, "-m", "learner.score", "--model", str(find(demo.config.run.model))),
         *("--input", str(folder / "to_score.jsonl"), "--output", str(folder / "scored.jsonl")),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

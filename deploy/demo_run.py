@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy import model
 from deploy.books import held_by
 from deploy.config import load_all
 from deploy.demo_bad import Planted, nonsense_folder, plant_bad, run_plant
@@ -109,9 +110,8 @@ class Demo:
             await asyncio.sleep(0.5)
         if self.options.plant_bad:
             self.view.say("training the nonsense candidate ahead of time")
-            await run_plant(
-                "train", "--base", str(self.config.run.model), "--out", str(nonsense_folder(self.options.state_dir))
-            )
+            base, out = model.find(self.config.run.model), nonsense_folder(self.options.state_dir)
+            await run_plant("train", "--base", str(base), "--out", str(out))
 
     async def traffic_phase(self) -> None:
         """Users ask and vote from the first second; the base is measured beside them; then watch until done."""
@@ -235,7 +235,7 @@ class Demo:
         while not self.watch.promoted() and self.elapsed_s < PLANT_BY * 60 * self.options.minutes:
             await asyncio.sleep(0.5)
         self.planted = await plant_bad(
-            self.config.kafka, self.options.state_dir, Path(self.config.run.model), self.watch, self.view.say
+            self.config.kafka, self.options.state_dir, model.find(self.config.run.model), self.watch, self.view.say
         )
 
     async def _kill(self) -> None:
