@@ -26,6 +26,7 @@ from serving import audit, evidence, jobs, life, trial, weights
 from serving.canary import Verdict, decide
 from serving.engine import kill_incarnation, read_incarnation
 from serving.gate_config import GateConfig
+from serving.gates.offline import Check
 from serving.plan import Engine, Job, Known, State, desired_table, find_holder, is_fresh, needs_publishing, next_job
 from serving.routes import ROUTES_KEY, ROUTES_TYPE, RouteTable
 from serving.watch import Watch
@@ -52,6 +53,7 @@ class Conductor:
         self._judged_at = 0.0
         self._prompts_trimmed_at = 0.0
         self.verdict: Verdict | None = None
+        self.checks: dict[str, tuple[Check, ...]] = {}  # version -> offline checks not yet reported
         self.state = self._load(base)
         self._saved = b""
         self._must_publish = True  # at each start: the broker may have lost the last table
@@ -212,6 +214,8 @@ class Conductor:
             self._not_before = now_s + _RETRY_S
         if result.checks:
             audit.record_offline(connection, now_s, job.version, result.checks, self.gate)
+            if result.refused or job.kind == "prepare":
+                self.checks[job.version] = result.checks
         if job.kind in ("inspect", "prepare"):
             self._finish_candidate(connection, result, engine if is_same else None, now_s)
         elif job.kind == "champion" and result.is_loaded:
@@ -236,6 +240,7 @@ class Conductor:
                 self.state, version, "passed the offline gates; observe mode exposes nothing", figures
             )
         else:
+            self.verdict = None
             change = life.start_canary(self.state, version, engine, secrets.token_hex(4), now_s, self.gate)
         self._apply(connection, change, now_s)
 

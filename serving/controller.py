@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ingest.config import KafkaConfig, RunConfig, load_table
+from ingest.config import KafkaConfig, MlflowConfig, RunConfig, load_table
 from ingest.producer import Publisher
 from ingest.stage import Fenced, StageStore, open_reader, run_stage
 from ingest.status import write_status
@@ -20,6 +20,7 @@ from serving import weights
 from serving.conductor import SCHEMA, Conductor
 from serving.config import ServingConfig
 from serving.plan import held_version, queue
+from serving.report import Report
 from serving.watch import Watch
 
 
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         run = load_table(options.config, "run", RunConfig)
         kafka = load_table(options.config, "kafka", KafkaConfig)
         serving = load_table(options.config, "serving", ServingConfig)
+        mlflow = load_table(options.config, "mlflow", MlflowConfig)
         base = weights.model_folder(run.model)
         store = StageStore(run.state_dir / "serving" / "controller.sqlite", SCHEMA)
         reader = open_reader(kafka, store, [topics(kafka).control, topics(kafka).interaction], "headrace-controller")
@@ -78,8 +80,11 @@ def main(argv: list[str] | None = None) -> int:
     publisher = Publisher(kafka, "controller")
     conductor = Conductor(store, kafka, serving.gate, watch, base, run.state_dir)
 
+    evidence = Report(mlflow, run)
+
     def report(figures: dict) -> None:
         write_status(run.state_dir, "controller", {**figures, **describe(conductor)})
+        evidence.look(conductor, figures["at"])
 
     try:
         run_stage(reader, store, publisher, conductor.handle, conductor.tick, stop, report)
@@ -88,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         return 3
     finally:
         conductor.worker.close()
+        evidence.close()
         reader.close()
         publisher.close()
         store.close()

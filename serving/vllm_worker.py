@@ -1,7 +1,7 @@
 """An extension of vLLM's worker: reload weights so that every layer really computes with them.
 
 vLLM's reload_weights leaves a tied output layer with the packed copy of the old embedding on a CPU: log-probs of a tiny
-model were off by 1.1 nats. Named to vLLM as --worker-extension-cls; loaded in the engine's process only; imported by nobody.
+model were off by 1.1 nats. vLLM takes this class by --worker-extension-cls; only the engine's process loads it.
 """
 
 from typing import Any
