@@ -56,11 +56,15 @@ class Conductor:
         self.checks: dict[str, tuple[Check, ...]] = {}  # version -> offline checks not yet reported
         self.state = self._load(base)
         self._saved = b""
+        self._is_current = False
         self._must_publish = True  # at each start: the broker may have lost the last table
 
     def _load(self, base: Path) -> State:
         rows = self.store.connection.execute("SELECT value FROM state").fetchall()
         state = msgspec.json.decode(rows[0][0], type=State) if rows else State()
+        known = state.versions.get(BASE_VERSION)
+        if known is not None and known.folder == str(base):
+            return state
         digest = weights.digest(jobs.base_manifest(base))
         known = Known(version=BASE_VERSION, folder=str(base), state="promoted", digest=digest)
         return msgspec.structs.replace(state, versions={**state.versions, BASE_VERSION: known})
@@ -87,9 +91,9 @@ class Conductor:
 
     def _hear_table(self, connection: sqlite3.Connection, table: RouteTable) -> None:
         held = self.state.table.revision if self.state.table else -1
-        if table.revision <= held:
+        if table.revision < held + (table.author != "operator"):
             return
-        if table.author == "operator":
+        if table.author == "operator":  # also one that crossed ours under the same revision
             known = not table.champion or table.champion.version in self.state.versions
             if known:
                 audit.record_event(connection, table.at, table.champion.version if table.champion else "", "operator",
@@ -105,17 +109,20 @@ class Conductor:
     # The pass.
 
     def tick(self, connection: sqlite3.Connection, now_s: float, caught_up: bool) -> None:
+        # Before that, an operator's table may still be unread, and ours would bring back what it ended.
+        self._is_current |= caught_up
         engines = self._engines()
         if self.job is not None and not self.worker.is_running:
             self.worker.start(self._order(connection, self.job, engines))  # 5, after the commit that cordons its engine
         if (result := self.worker.take()) is not None:
             self._finish(connection, result, now_s)  # 2
-        if self.state.rollout is not None and now_s - self._judged_at >= _JUDGE_S:
+        if self.state.rollout is not None and self._is_current and now_s - self._judged_at >= _JUDGE_S:
             self._judged_at = now_s
             self._judge(connection, engines, now_s)  # 3
-        if caught_up and self.job is None and now_s >= self._not_before:
-            self._plan(connection, engines, now_s)
-        self._publish_table(connection, engines, now_s)  # 4
+        if self._is_current:
+            if self.job is None and now_s >= self._not_before:
+                self._plan(connection, engines, now_s)
+            self._publish_table(connection, engines, now_s)  # 4
         if now_s - self._prompts_trimmed_at > 10:
             self._prompts_trimmed_at = now_s
             evidence.trim_prompts(connection, self.gate)
@@ -186,16 +193,17 @@ class Conductor:
 
     def _order(self, connection: sqlite3.Connection, job: Job, engines: list[Engine]) -> Order:
         engine = next((engine for engine in engines if engine.name == job.engine), None)
-        reload = True
+        reload, is_drained = True, False
         if engine is not None:
-            reload = job.version != BASE_VERSION or not is_fresh(self.state, engine)
+            is_drained = is_fresh(self.state, engine)  # never in a table, so nothing can be in flight
+            reload = job.version != BASE_VERSION or not is_drained
             self.state = life.hold(self.state, engine, "")
         known = self.state.versions[job.version]
         parent = self.state.versions.get(known.parent or "")
         return Order(
             job, known, self.state.versions[self.state.champion], parent.digest if parent else "", engine,
             find_holder(self.state, engines, self.state.champion), reload,
-            self.state.table.revision if self.state.table else 0,
+            -1 if is_drained or self.state.table is None else self.state.table.revision,
             evidence.probe_prompts(connection, self.gate.probe_prompts),
         )  # fmt: skip
 

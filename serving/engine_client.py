@@ -36,7 +36,9 @@ class EngineClient:
         self.url = url
         self.served_model = served_model
         self._timeout_s = timeout_s
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+        self._http = httpx.Client(
+            base_url=url, timeout=timeout_s, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
 
     def close(self) -> None:
         self._http.close()

@@ -62,6 +62,8 @@ def record_interaction(connection: sqlite3.Connection, interaction: Interaction,
     # The propensity is that of the assigned arm; both give the stage's canary weight.
     weight = assignment.propensity if arm == "canary" else 1.0 - assignment.propensity
     error_type = inference.error_type or ""
+    if not 0.0 < weight < 1.0:
+        return False  # an operator has set the weight to 0: no second arm to compare with
     outcome = None if lost or error_type else outcome_of(interaction.feedback, gate)
     completed = inference.timing.completed_at or inference.timing.received_at
     row = (

@@ -54,6 +54,8 @@ def read_version(known: Known) -> Version:
     """Return what is to be loaded; ValueError if its folder is not what was announced."""
     folder = Path(known.folder)
     if not (folder / MANIFEST).is_file() and not known.manifest_sha256:
+        if known.digest:
+            return Version(known.version, folder, known.digest, [])  # the base, hashed once
         manifest = base_manifest(folder)
     else:
         manifest, sha256 = read_manifest(folder)
@@ -89,7 +91,8 @@ def put_into_engine(
     client = EngineClient(engine.url, engine.served_model, gate.swap_timeout_s, reload_method)
     try:
         version = read_version(known)
-        drain(engine.name, revision, gateways, gate.drain_deadline_s, time.sleep)
+        if revision >= 0:
+            drain(engine.name, revision, gateways, gate.drain_deadline_s, time.sleep)
         figures = load(client, version, reload, gate.verify_bound)
     except ValueError as error:
         return Result(job, engine.served_model, refused=str(error))

@@ -44,8 +44,14 @@ def hear(state: State, event: CandidateEvent) -> State:
     """Take a candidate's event; only an unknown version is news, for we said the rest ourselves."""
     if event.version in state.versions or not event.folder:
         return state
-    known = Known(version=event.version, folder=event.folder, manifest_sha256=event.manifest_sha256,
-                  parent=event.parent, state=event.state)  # fmt: skip
+    known = Known(
+        version=event.version,
+        folder=event.folder,
+        manifest_sha256=event.manifest_sha256,
+        parent=event.parent,
+        proposed_at=event.at,
+        state=event.state,
+    )
     return msgspec.structs.replace(state, versions={**state.versions, event.version: known})
 
 

@@ -23,6 +23,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     manifest_sha256: str = ""
     parent: str | None = None
+    proposed_at: float = 0.0
     state: str = "proposed"
     digest: str = ""  # of the weights; empty until inspected
     attempts: int = 0
@@ -173,7 +174,8 @@ def needs_publishing(old: RouteTable | None, new: RouteTable) -> bool:
 
 def queue(state: State) -> list[str]:
     """Return the versions that wait, newest first."""
-    return sorted((known.version for known in state.versions.values() if known.state in QUEUED), reverse=True)
+    waiting = [known for known in state.versions.values() if known.state in QUEUED]
+    return [known.version for known in sorted(waiting, key=lambda k: (k.proposed_at, k.version), reverse=True)]
 
 
 def next_job(state: State, engines: list[Engine], can_probe: bool) -> Job | None:

@@ -78,7 +78,7 @@ def _is_busy(gateway: str, engine: str, revision: int) -> str:
     return f"{gateway} has {inflight} in flight" if inflight else ""
 
 
-_http = httpx.Client(timeout=2.0, trust_env=False)  # made once: a TLS context costs tens of milliseconds
+_http = httpx.Client(timeout=2.0, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def read_gateway(url: str) -> dict | None:

@@ -30,7 +30,8 @@ class Watch:
         self._labels: dict[str, str] = {}
         self._last_ok: dict[str, tuple[str, float]] = {}  # engine -> served model, monotonic time
         self._gateways: dict[str, dict[str, Any] | None] = {}
-        self._http = httpx.Client(timeout=3.0, trust_env=False)
+        # No connection is kept: a server that closed an idle one would look like a lost engine.
+        self._http = httpx.Client(timeout=3.0, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
         self.gateway_urls = serving.gateway_urls or [f"http://127.0.0.1:{serving.admin_port}"]
 
     def start(self, stop: threading.Event) -> None:
@@ -74,16 +75,16 @@ class Watch:
         return is_slow and served_before == served_model and time.monotonic() - last_ok < self._patience_s
 
     def _ask(self, url: str, served_model: str) -> str:
-        """Return ok, slow (no answer in time) or lost (refused, broken, or another model)."""
+        """Return ok, slow (no whole answer in time) or lost (refused, unhealthy, or another model)."""
         try:
             if self._http.get(f"{url}/health").status_code != 200:
                 return "lost"
             names = [model["id"] for model in self._http.get(f"{url}/v1/models").json()["data"]]
             return "ok" if served_model in names else "lost"
-        except httpx.TimeoutException:
-            return "slow"
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        except httpx.ConnectError:
             return "lost"
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return "slow"
 
     def _first_model(self, url: str) -> str:
         try:

@@ -22,7 +22,7 @@ class Order(NamedTuple):
     engine: Engine | None  # to work on
     champion_engine: Engine | None  # judges the offline gates
     reload: bool  # false: the engine was just started with these weights
-    revision: int  # of the table that cordons the engine
+    revision: int  # of the table that cordons the engine; -1: it was never in one
     prompts: list[list[int]]
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ingest.config import KafkaConfig
@@ -346,6 +347,43 @@ def test_an_operators_rollback_is_adopted(bench):
     assert bench.table.revision > rolled.revision
     assert bench.table.champion.version == "v000000"
     bench.until(lambda: bench.served_by() == ("v000000", None, "v000000"), seconds=1.0)
+
+
+def test_an_operators_table_that_was_unread_at_a_kill_is_not_overruled_by_the_restart(bench):
+    promote_one(bench)
+    table = bench.table
+    rolled = RouteTable(
+        revision=table.revision + 1, at=1.0, author="operator", champion=table.standby, reason="bad day"
+    )
+    record = bench.record("control.v1", "routes", encode(rolled))
+    bench.reopen()
+    with bench.store.transaction() as connection:
+        bench.watch.look()
+        bench.conductor.tick(connection, bench.now_s, False)  # not caught up: nothing may be said yet
+    assert bench.table == table
+    bench.step([record])
+    assert (bench.table.champion.version, bench.conductor.state.champion) == ("v000000", "v000000")
+    assert bench.table.revision == rolled.revision + 1
+
+
+def test_an_operators_table_that_crosses_ours_is_followed(bench):
+    promote_one(bench)
+    table = bench.table
+    rolled = RouteTable(revision=table.revision, at=1.0, author="operator", champion=table.standby, reason="bad day")
+    bench.step([bench.record("control.v1", "routes", encode(rolled))])
+    assert (bench.table.champion.version, bench.table.revision) == ("v000000", table.revision + 1)
+
+
+def test_taking_the_canarys_traffic_away_by_hand_is_a_rollback(bench):
+    bench.serve_base()
+    bench.reach_canary("v000001")
+    stopped = msgspec.structs.replace(
+        bench.table, revision=bench.table.revision + 1, author="operator", canary_weight=0.0
+    )
+    records = bench.ask(4, better)
+    bench.step([bench.record("control.v1", "routes", encode(stopped)), *records])
+    assert bench.said()[-1] == ("v000001", "rolled_back")
+    assert bench.table.canary is None
 
 
 def test_a_failed_swap_leaves_the_engine_out_of_every_table(bench):
