@@ -1,6 +1,6 @@
 """The learner at work: takes samples into its buffer, steps, saves, publishes, returns to the champion.
 
-Owns LearnerState and the engine together, so that a checkpoint always holds both. Knows no Kafka: samples and events
+Owns LearnerState and the engine together: a checkpoint always holds both. Knows no Kafka: samples and events are
 arguments, candidates are handed out to be announced. Order of a step: 1. weights move in memory; 2. the state counts
 the batch as consumed; 3. checkpoint, CURRENT; 4. the line in steps.jsonl. A crash before 3 repeats the step from the
 same samples, one after 3 appends the missing line at start: no sample counts twice, none is lost.
