@@ -83,7 +83,7 @@ async def run(options: Options) -> int:
             await demo.drain_phase()
             await asyncio.to_thread(log_curves, demo)
         finally:
-            demo.close()
+            await demo.close()
             view.say("stopping")
             await asyncio.to_thread(stack.stop)
     criteria = await demo.report()

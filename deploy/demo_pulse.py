@@ -68,7 +68,8 @@ class ControlWatch:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def _follow(self) -> None:
         topic = topics(self.kafka).control

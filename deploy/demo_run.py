@@ -34,6 +34,9 @@ MEASURE_RESERVE_S = 60.0  # of the minutes, for the champion's held-out question
 READY_PATIENCE_S = 420.0
 DRAIN_PATIENCE_S = 180.0
 TRAINING = ("stepping", "exporting")  # phases of the learner that want the cores
+THINK_S = 0.5  # mean pause of a user after an answer
+TRAINING_PAUSE_S = 10.0
+BASE_CONCURRENCY = 32  # held-out questions that are open at a time
 MIN_CHAMPION_ANSWERS = 40  # traffic answers of the present champion before its share counts
 
 
@@ -53,15 +56,23 @@ class Options(NamedTuple):
     live: bool | None
 
 
-def wanted_concurrency(most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool) -> int:
-    """Return how many users may have an open question.
+class Pace(NamedTuple):
+    """How many users may have an open question, and how long each pauses after its answer."""
 
-    Generation and training on the same cores slow each other down far more than they take turns: users pause while the
-    learner trains or has enough to train on; a canary needs its units soon.
+    concurrency: int
+    pause_s: float
+
+
+def wanted_pace(most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool) -> Pace:
+    """Choose the users' pace.
+
+    On the same cores, generation and training slow each other down far more than taking turns would (measured: a step
+    took 93 s beside four users, who got 0.3 answers a second): a single user is left while the learner trains or has
+    enough to train on. A canary needs its units soon.
     """
     if has_canary:
-        return most // 2 if is_training else most
-    return max(2, most // 6) if is_training or backlog >= max_backlog else most
+        return Pace(most // 2 if is_training else most, THINK_S)
+    return Pace(1, TRAINING_PAUSE_S) if is_training or backlog >= max_backlog else Pace(most, THINK_S)
 
 
 class Demo:
@@ -116,10 +127,12 @@ class Demo:
     async def traffic_phase(self) -> None:
         """Users ask and vote from the first second; the base is measured beside them; then watch until done."""
         self.started_at, self.phase = time.time(), "base"
-        self.traffic.concurrency = self.options.concurrency // 2
         self._start(self.traffic.run())
+        self._start(self._keep_pace())
         self._start(self._beats())
-        self.base = await ask_held_out(self.client, self.questions, "base", self._champion, concurrency=12)
+        self.base = await ask_held_out(
+            self.client, self.questions, "base", self._champion, concurrency=BASE_CONCURRENCY
+        )
         satisfied = sum(answer.satisfied for answer in self.base.values())
         self.view.say(f"base on held-out questions: {satisfied} of {len(self.base)} satisfied")
         self.phase = "learning"
@@ -131,7 +144,6 @@ class Demo:
         end_s = 60 * self.options.minutes - MEASURE_RESERVE_S
         while self.elapsed_s < end_s or not all(work.done() for work in works):
             self.stack.check_alive()
-            self._throttle()
             for work in works:
                 if work.done():
                     work.result()  # a failure of ours ends the demo
@@ -166,15 +178,15 @@ class Demo:
 
     async def report(self) -> list[Criterion]:
         """Reconcile once more, now that everything has stopped; print and write the results."""
-        await self.client.__aexit__()
         self.checks = await asyncio.to_thread(self._reconcile)
         return await finish(self)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop what runs in this process; the stack is stopped by its owner."""
         self.traffic.stop()
-        for task in self._tasks:
+        for task in [*self._tasks, *self.traffic.tasks]:
             task.cancel()
+        await self.client.__aexit__()
         self.watch.close()
         self.timeline.close()
 
@@ -191,15 +203,18 @@ class Demo:
         seen = seen_by(list(self.client.answers), list(self.client.votes))
         return reconcile(seen, held_by(self.options.state_dir))
 
-    def _throttle(self) -> None:
-        statuses, table = read_statuses(self.options.state_dir), self.watch.table
-        self.traffic.concurrency = wanted_concurrency(
-            self.options.concurrency,
-            backlog_of(statuses),
-            self.max_backlog,
-            is_training=statuses.get("learner", {}).get("phase") in TRAINING,
-            has_canary=bool(table and table.canary),
-        )
+    async def _keep_pace(self) -> None:
+        while True:
+            statuses, table = read_statuses(self.options.state_dir), self.watch.table
+            pace = wanted_pace(
+                self.options.concurrency,
+                backlog_of(statuses),
+                self.max_backlog,
+                is_training=statuses.get("learner", {}).get("phase") in TRAINING,
+                has_canary=bool(table and table.canary),
+            )
+            self.traffic.concurrency, self.traffic.pause_s = pace
+            await asyncio.sleep(0.5)
 
     def _has_learned(self) -> bool:
         """Say whether two promotions are in and the present champion satisfies its users."""

@@ -28,6 +28,7 @@ class Traffic:
         self.rng = random.Random(seed)
         self.users = Users(self.rng, self.habits.repeat_share)
         self.concurrency = 0
+        self.pause_s = 0.5  # mean, after an answer
         self.num_asked = 0
         self._askers: set[asyncio.Task] = set()
         self._votes: set[asyncio.Task] = set()
@@ -54,6 +55,10 @@ class Traffic:
             await asyncio.gather(*self._askers, return_exceptions=True)
         while with_votes and self._votes:
             await asyncio.gather(*self._votes, return_exceptions=True)
+
+    @property
+    def tasks(self) -> list[asyncio.Task]:
+        return [*self._askers, *self._votes]
 
     @property
     def num_open(self) -> int:
@@ -89,7 +94,13 @@ class Traffic:
             self._start(self._votes, self._carry_out(vote, user, answer.inference_id, answer.version))
         if rng.random() < self.habits.malformed_share:
             self._start(self._votes, self._send_malformed(answer))
-        await asyncio.sleep(rng.expovariate(2.0))
+        await self._think()
+
+    async def _think(self) -> None:
+        """Pause as a user does; a shorter pause_s set meanwhile ends a pause that began longer."""
+        began, share = time.monotonic(), self.rng.expovariate(1.0)
+        while not self._stopped and time.monotonic() - began < share * self.pause_s:
+            await asyncio.sleep(0.1)
 
     async def _carry_out(self, vote: Vote, user: str, inference_id: str, version: str) -> None:
         """Wait as the user does, send the vote, and perhaps take it back."""

@@ -85,10 +85,7 @@ async def story(tmp_path, monkeypatch):
             await demo.drain_phase()
             log_curves(demo)
         finally:
-            demo._tasks[:] = [task for task in demo._tasks if not task.done()]
-            for task in demo._tasks:
-                task.cancel()
-            demo.traffic.stop()
+            await demo.close()
             await runner.cleanup()
     return demo, await demo.report()
 
@@ -119,10 +116,10 @@ def test_an_earlier_demo_is_not_overwritten(tmp_path, capsys):
 
 def test_users_pause_while_the_learner_trains_and_hurry_for_a_canary():
     def wanted(backlog, is_training=False, has_canary=False):
-        return demo_run.wanted_concurrency(24, backlog, 64, is_training, has_canary)
+        return demo_run.wanted_pace(24, backlog, 64, is_training, has_canary)
 
-    assert wanted(63) == 24
-    assert wanted(64) == 4
-    assert wanted(0, is_training=True) == 4
-    assert wanted(500, has_canary=True) == 24
-    assert wanted(0, is_training=True, has_canary=True) == 12
+    assert wanted(63) == (24, 0.5)
+    assert wanted(64) == (1, 10.0)
+    assert wanted(0, is_training=True) == (1, 10.0)
+    assert wanted(500, has_canary=True) == (24, 0.5)
+    assert wanted(0, is_training=True, has_canary=True) == (12, 0.5)
