@@ -5,6 +5,7 @@ machine generation and training share the cores.
 """
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ DRAIN_PATIENCE_S = 180.0
 TRAINING = ("stepping", "exporting")  # phases of the learner that want the cores
 THINK_S = 0.5  # mean pause of a user after an answer
 TRAINING_PAUSE_S = 10.0
+FEW_CORES = 8  # with more, learner and engines hardly meet
 BASE_CONCURRENCY = 32  # held-out questions that are open at a time
 MIN_CHAMPION_ANSWERS = 40  # traffic answers of the present champion before its share counts
 
@@ -63,13 +65,24 @@ class Pace(NamedTuple):
     pause_s: float
 
 
-def wanted_pace(most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool) -> Pace:
+def shares_cores(num_cores: int, learner_threads: int, engine_threads: int) -> bool:
+    """Say whether the learner and an engine compute on the same few cores; 0 threads means all cores."""
+    used = (learner_threads or num_cores) + (engine_threads or num_cores)
+    return used > num_cores and num_cores <= FEW_CORES
+
+
+def wanted_pace(
+    most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool, takes_turns: bool
+) -> Pace:
     """Choose the users' pace.
 
     On the same cores, generation and training slow each other down far more than taking turns would (measured: a step
     took 93 s beside four users, who got 0.3 answers a second): a single user is left while the learner trains or has
-    enough to train on. A canary needs its units soon.
+    enough to train on. A canary needs its units soon. With cores of their own, users slow down only when the learner
+    falls far behind.
     """
+    if not takes_turns:
+        return Pace(most if has_canary or backlog < 3 * max_backlog else max(1, most // 4), THINK_S)
     if has_canary:
         return Pace(most // 2 if is_training else most, THINK_S)
     return Pace(1, TRAINING_PAUSE_S) if is_training or backlog >= max_backlog else Pace(most, THINK_S)
@@ -87,8 +100,9 @@ class Demo:
         self.client = Client(self.url, self.config.run.name, options.state_dir / "demo")
         windows = Windows(self.config.ingest.observation_window_s, self.config.ingest.late_window_s)
         self.traffic = Traffic(self.client, training_questions(options.seed), windows, options.seed)
-        batch = load_table(stack.config_path, "learner", LearnerConfig).batch_samples
-        self.max_backlog = batch if options.max_backlog is None else options.max_backlog
+        learner = load_table(stack.config_path, "learner", LearnerConfig)
+        self.takes_turns = shares_cores(os.cpu_count() or 1, learner.num_threads, self.config.serving.cpu_threads)
+        self.max_backlog = learner.batch_samples if options.max_backlog is None else options.max_backlog
         self.timeline = Timeline(options.state_dir / "demo" / "timeline.jsonl")
         self.phase, self.started_at = "starting", time.time()
         self.base: dict[str, Answer] = {}
@@ -212,6 +226,7 @@ class Demo:
                 self.max_backlog,
                 is_training=statuses.get("learner", {}).get("phase") in TRAINING,
                 has_canary=bool(table and table.canary),
+                takes_turns=self.takes_turns,
             )
             self.traffic.concurrency, self.traffic.pause_s = pace
             await asyncio.sleep(0.5)

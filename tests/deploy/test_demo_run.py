@@ -115,11 +115,20 @@ def test_an_earlier_demo_is_not_overwritten(tmp_path, capsys):
 
 
 def test_users_pause_while_the_learner_trains_and_hurry_for_a_canary():
-    def wanted(backlog, is_training=False, has_canary=False):
-        return demo_run.wanted_pace(24, backlog, 64, is_training, has_canary)
+    def wanted(backlog, is_training=False, has_canary=False, takes_turns=True):
+        return demo_run.wanted_pace(24, backlog, 64, is_training, has_canary, takes_turns)
 
     assert wanted(63) == (24, 0.5)
     assert wanted(64) == (1, 10.0)
     assert wanted(0, is_training=True) == (1, 10.0)
     assert wanted(500, has_canary=True) == (24, 0.5)
     assert wanted(0, is_training=True, has_canary=True) == (12, 0.5)
+    assert wanted(100, is_training=True, takes_turns=False) == (24, 0.5)
+    assert wanted(192, is_training=True, takes_turns=False) == (6, 0.5)
+
+
+def test_learner_and_engine_share_cores_unless_each_has_its_own():
+    assert demo_run.shares_cores(2, 0, 0)
+    assert demo_run.shares_cores(2, 1, 2)
+    assert not demo_run.shares_cores(2, 1, 1)
+    assert not demo_run.shares_cores(32, 0, 0)
