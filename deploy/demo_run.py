@@ -228,7 +228,8 @@ class Demo:
                 has_canary=bool(table and table.canary),
                 takes_turns=self.takes_turns,
             )
-            self.traffic.concurrency, self.traffic.pause_s = pace
+            most = max(1, self.options.concurrency // 3) if self.phase == "base" else pace.concurrency
+            self.traffic.concurrency, self.traffic.pause_s = min(most, pace.concurrency), pace.pause_s
             await asyncio.sleep(0.5)
 
     def _has_learned(self) -> bool:
