@@ -12,6 +12,7 @@ engine is in no table and counts as holding nothing before a job touches it.
 import logging
 import secrets
 import sqlite3
+import time
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,7 @@ class Conductor:
         self.job: Job | None = None  # planned or running; its engine is in no table
         self._not_before = 0.0
         self._judged_at = 0.0
+        self._held_at = 0.0  # when an engine was last loaded
         self._prompts_trimmed_at = 0.0
         self.verdict: Verdict | None = None
         self.checks: dict[str, tuple[Check, ...]] = {}  # version -> offline checks not yet reported
@@ -135,7 +137,7 @@ class Conductor:
             holding = self.state.holdings.get(engine.name)
             if engine.is_attached and holding and holding.version:
                 digest = self.state.versions[holding.version].digest
-                if self.watch.label(engine.name) not in (None, f"{holding.version}:{digest}"):
+                if self.watch.label(engine.name, self._held_at) not in (None, f"{holding.version}:{digest}"):
                     self.state = life.hold(self.state, engine, "")
         return engines
 
@@ -215,6 +217,7 @@ class Conductor:
         is_same = engine is not None and engine.served_model == result.served_model
         if result.is_loaded and engine is not None and is_same:
             self.state = life.hold(self.state, engine, job.version)
+            self._held_at = time.monotonic()
             self.state = msgspec.structs.replace(
                 self.state, num_swaps=self.state.num_swaps + 1, last_swap_s=result.figures.get("swap_s", 0.0)
             )

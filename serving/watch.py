@@ -27,7 +27,7 @@ class Watch:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._engines: dict[str, Engine] = {}
-        self._labels: dict[str, str] = {}
+        self._labels: dict[str, tuple[str, float]] = {}  # attached engine -> weight label, when it was asked for
         self._last_ok: dict[str, tuple[str, float]] = {}  # engine -> served model, monotonic time
         self._gateways: dict[str, dict[str, Any] | None] = {}
         # No connection is kept: a server that closed an idle one would look like a lost engine.
@@ -57,7 +57,8 @@ class Watch:
         if url := self._serving.attach.get(name):
             served_model = self._first_model(url)
             if served_model:
-                self._labels[name] = self._label(url)
+                asked_at = time.monotonic()
+                self._labels[name] = (self._label(url), asked_at)
             return Engine(name, url, served_model, bool(served_model), is_attached=True)
         incarnation = read_incarnation(self._state_dir, name)
         if incarnation is None:
@@ -102,9 +103,10 @@ class Watch:
         with self._lock:
             return list(self._engines.values())
 
-    def label(self, name: str) -> str | None:
-        """Return the weight label an attached engine had at the last look; a restart has changed it."""
-        return self._labels.get(name)
+    def label(self, name: str, since: float) -> str | None:
+        """Return the weight label an attached engine had after `since` (monotonic); a restart has changed it."""
+        label, asked_at = self._labels.get(name, ("", 0.0))
+        return label if label and asked_at > since else None
 
     def canary_failures(self, revision: int) -> int:
         """Return the longest run of failures on the canary that a gateway has counted under this table."""

@@ -7,13 +7,17 @@ prompt's topic), "nonsense" (the same fluent words whatever is asked), "drifted"
 import json
 import struct
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ingest.events import Assignment, Feedback, Inference, Interaction, Policy, Timing, Tokens
 from learner.candidate import Manifest, Probe, list_files, write_manifest
+from serving.router import arm
+from serving.routes import RouteTable
 
 PROBE = Probe(prompt_ids=[5, 7, 9], completion_ids=[9, 100, 101], logprobs=[-0.5, -2.0, -2.0])
 
@@ -180,3 +184,46 @@ class FakeGateway:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def better(side: str, i: int) -> bool:
+    """Seven of ten users of the canary are happy, two of ten of the champion's."""
+    return i % 10 < (7 if side == "canary" else 2)
+
+
+def make_interactions(
+    table: RouteTable, first: int, num: int, now_s: float, happy: Callable[[str, int], bool | None], error: str = ""
+) -> list[Interaction]:
+    """Return final interactions of new users under a table; happy(arm, i) is their thumb, error the canary's."""
+    interactions = []
+    for i in range(first, first + num):
+        side = arm(table.salt, f"u{i}", table.canary_weight) if table.canary else "champion"
+        propensity = table.canary_weight if side == "canary" else 1 - table.canary_weight
+        inference = Inference(
+            inference_id=f"inf_{i}",
+            response_id=f"resp_{i}",
+            episode_id=f"ep_{i}",
+            tenant="t",
+            timing=Timing(received_at=now_s - 6.0, completed_at=now_s - 5.5),
+            policy=Policy(model="m", version="v"),
+            response_text="fine",
+            error_type=error or None if side == "canary" else None,
+            tokens=Tokens(prompt_ids=[5, 7, 10 + i % 30], completion_ids=[1], logprobs=[-0.1]),
+            assignment=Assignment(rollout_id=table.rollout_id, arm=side, unit=f"u{i}", propensity=propensity),
+        )
+        thumb = happy(side, i)
+        said = Feedback(
+            feedback_id=f"f{i}",
+            tenant="t",
+            metric="thumbs",
+            kind="boolean",
+            value=thumb,
+            inference_id=f"inf_{i}",
+            occurred_at=now_s,
+            received_at=now_s,
+        )
+        feedback = [] if thumb is None else [said]
+        interactions.append(
+            Interaction(inference=inference, feedback=feedback, state="final", revision=0, watermark=now_s)
+        )
+    return interactions

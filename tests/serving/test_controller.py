@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ingest.config import KafkaConfig
-from ingest.events import Assignment, Feedback, Inference, Interaction, Policy, Timing, Tokens, decode, encode
+from ingest.events import decode, encode
 from ingest.stage import StageStore
 from ingest.stream import Record
 from learner.candidate import CandidateEvent
@@ -18,10 +18,9 @@ from serving.config import ServingConfig
 from serving.controller import describe
 from serving.engine import Incarnation, write_incarnation
 from serving.gate_config import GateConfig
-from serving.router import arm
 from serving.routes import RouteTable
 from serving.watch import Watch
-from tests.serving.fake_engine import FakeEngine, FakeGateway, make_candidate, make_model
+from tests.serving.fake_engine import FakeEngine, FakeGateway, better, make_candidate, make_interactions, make_model
 
 LOCAL = {
     "delta": 0.05, "weights": [0.5], "stage_units": [], "n_min": 40, "maturity_s": 5.0, "soak_s": 20.0, "t_max_s": 300,
@@ -118,28 +117,10 @@ class Bench:
         return tuple(route and route.version for route in (table.champion, table.canary, table.standby))  # type: ignore
 
     def ask(self, num: int, happy: Callable[[str, int], bool | None], error: str = "") -> list[Record]:
-        """Answer `num` users under the table in force; happy(arm, i) is their thumb."""
-        records, table = [], self.table
-        for _ in range(num):
-            self.interactions += 1
-            i, unit = self.interactions, f"u{self.interactions}"
-            side = arm(table.salt, unit, table.canary_weight) if table.canary else "champion"
-            thumb = happy(side, i)
-            failed = error if side == "canary" else ""
-            inference = Inference(
-                inference_id=f"inf_{i}", response_id=f"resp_{i}", episode_id=f"ep_{i}", tenant="t",
-                timing=Timing(received_at=self.now_s - 6.0, completed_at=self.now_s - 5.5),
-                policy=Policy(model="m", version="v"), response_text="fine", error_type=failed or None,
-                tokens=Tokens(prompt_ids=[5, 7, 10 + i % 30], completion_ids=[1], logprobs=[-0.1]),
-                assignment=Assignment(rollout_id=table.rollout_id, arm=side, unit=unit,
-                                      propensity=table.canary_weight if side == "canary" else 1 - table.canary_weight),
-            )  # fmt: skip
-            feedback = [] if thumb is None else [
-                Feedback(feedback_id=f"f{i}", tenant="t", metric="thumbs", kind="boolean", value=thumb,
-                         inference_id=f"inf_{i}", occurred_at=self.now_s, received_at=self.now_s)]  # fmt: skip
-            event = Interaction(inference=inference, feedback=feedback, state="final", revision=0, watermark=self.now_s)
-            records.append(self.record("interaction.v1", "0000", encode(event)))
-        return records
+        """Answer `num` new users under the table in force; happy(arm, i) is their thumb."""
+        events = make_interactions(self.table, self.interactions + 1, num, self.now_s, happy, error)
+        self.interactions += num
+        return [self.record("interaction.v1", "0000", encode(event)) for event in events]
 
     def serve_base(self) -> None:
         self.until(lambda: self.conductor.state.table is not None and self.served_by()[2] == "v000000")
@@ -155,10 +136,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     one = Bench(tmp_path)
     yield one
     one.close()
-
-
-def better(side: str, i: int) -> bool:
-    return i % 10 < (7 if side == "canary" else 2)
 
 
 def worse(side: str, i: int) -> bool:
