@@ -19,6 +19,7 @@ from serving.gates.offline import Answers, Check, check_answers, check_candidate
 from serving.plan import Engine, Job, Known
 from serving.swap import Refused, SwapError, Version, drain, load
 
+_NUM_PROBES = 4  # of the manifest's; each costs a prefill on an engine that waits for it
 _SCORE_PROMPTS = 16  # prompts per call, so that one call stays short
 
 
@@ -63,7 +64,7 @@ def read_version(known: Known) -> Version:
             raise ValueError(f"{folder}/{MANIFEST} is not the one that was announced")
         if manifest.version != known.version:
             raise ValueError(f"{folder}/{MANIFEST} is of {manifest.version}, announced as {known.version}")
-    return Version(known.version, folder, weights.digest(manifest), list(manifest.probes[:8]))
+    return Version(known.version, folder, weights.digest(manifest), list(manifest.probes[:_NUM_PROBES]))
 
 
 def inspect(job: Job, known: Known, champion: Known, parent_digest: str) -> Result:

@@ -26,8 +26,9 @@ from serving.engine_client import EngineClient, EngineError, NotFinite
 
 logger = logging.getLogger("serving.swap")
 
-_WARM_TOKENS = 300  # more than two blocks of the prefix cache on a CPU (128 tokens each)
-_SAMPLE_TOKENS = 24
+_PROMPT = "The capital of France is a city on the river Seine. The sky is blue because"
+_WARM_TOKENS = 160  # more than one block of the prefix cache on a CPU (128 tokens)
+_SAMPLE_TOKENS = 12
 
 
 class SwapError(Exception):
@@ -104,7 +105,7 @@ def load(client: EngineClient, version: Version, reload: bool, bound: float) -> 
         client.set_weight_label(version.label)  # 6
         client.resume()  # 7
         load_s = time.monotonic() - started
-        figures = verify(client, version.probes, bound)  # 8
+        figures = verify(client, version.probes, bound, reload)  # 8
     except NotFinite as error:
         raise Refused(f"{version.version}: {error}") from error
     except EngineError as error:
@@ -115,7 +116,7 @@ def load(client: EngineClient, version: Version, reload: bool, bound: float) -> 
     return figures
 
 
-def verify(client: EngineClient, probes: list[Probe], bound: float) -> dict[str, float]:
+def verify(client: EngineClient, probes: list[Probe], bound: float, was_reloaded: bool = True) -> dict[str, float]:
     """Step 8; Refused says which check failed. EngineClient refuses log-probs that are not finite."""
     difference = 0.0
     if probes:
@@ -124,22 +125,25 @@ def verify(client: EngineClient, probes: list[Probe], bound: float) -> dict[str,
         difference = float(np.concatenate(pairs).mean())
         if not difference <= bound:
             raise Refused(f"log-probs differ from the learner's by {difference:.3f} nats on average, over {bound}")
-    prompts = [probe.prompt_ids for probe in probes] or [client.tokenize("The capital of France is a city")]
-    _check_warm(client, prompts[0])
-    share = _most_common_token_share(client, prompts[:4])
+    prompt = client.tokenize(_PROMPT)
+    if was_reloaded:
+        _check_warm(client, prompt)
+    share = _most_common_token_share(client, [probe.prompt_ids for probe in probes[:2]] or [prompt])
     if share > 0.9:
         raise Refused(f"{share:.0%} of sampled tokens are the same one")
     return {"logprob_difference": difference, "same_token_share": share}
 
 
 def _check_warm(client: EngineClient, prompt: list[int]) -> None:
-    """A prompt that the cache knows must be answered as without it: else keys of the old weights are still in use."""
+    """A prompt that the cache knew before the swap must be answered as without a cache: else old keys are in use.
+
+    The prompt is the same in every swap, so what an earlier one left in the cache would be met here.
+    """
     long_prompt = (prompt * (_WARM_TOKENS // len(prompt) + 1))[:_WARM_TOKENS]
-    cold = client.sample([long_prompt], 2, 0.0, cache_salt=f"cold-{time.monotonic_ns()}")[0]
-    for _ in range(2):  # the first may meet what an earlier swap left, the second what this one cached
-        warm = client.sample([long_prompt], 2, 0.0)[0]
-        if abs(warm.logprobs[0] - cold.logprobs[0]) > 0.05:
-            raise Refused(f"warm answer {warm.logprobs[0]:.3f} differs from cold {cold.logprobs[0]:.3f}: stale cache")
+    warm = client.sample([long_prompt], 1, 0.0)[0]
+    cold = client.sample([long_prompt], 1, 0.0, cache_salt=f"cold-{time.monotonic_ns()}")[0]
+    if abs(warm.logprobs[0] - cold.logprobs[0]) > 0.05:
+        raise Refused(f"warm answer {warm.logprobs[0]:.3f} differs from cold {cold.logprobs[0]:.3f}: stale cache")
 
 
 def _most_common_token_share(client: EngineClient, prompts: list[list[int]]) -> float:
