@@ -144,7 +144,7 @@ def measure(units: list[Unit], evidence: Evidence, gate: GateConfig) -> dict[str
         "log_e_timeouts": log_e_events(units, "timeouts"),
         "log_e_refusals": log_e_events(units, "refusals"),
         "log_e_latency": log_e_events(units, "slow"),
-        "log_e_mismatch": log_e_assignments(units),
+        "log_e_mismatch": log_e_assignments([u for u in units if u.at + gate.settle_s <= evidence.now_s]),
         "errors_canary": float(sum(u.errors > 0 for u in canary)),
         "errors_champion": float(sum(u.errors > 0 for u in champion)),
         "threshold": evidence.threshold,
@@ -162,7 +162,10 @@ def log_e_events(units: list[Unit], field: str) -> float:
 
 
 def log_e_assignments(units: list[Unit]) -> float:
-    """Return log E that units were not split by the stage's weight."""
+    """Return log E that units were not split by the stage's weight.
+
+    Only settled units: an arm with shorter answers is heard of earlier, which is no mismatch.
+    """
     total = 0.0
     for weight in sorted({unit.weight for unit in units}):
         arms = [unit.arm for unit in units if unit.weight == weight]

@@ -218,9 +218,9 @@ class Conductor:
         if result.is_loaded and engine is not None and is_same:
             self.state = life.hold(self.state, engine, job.version)
             self._held_at = time.monotonic()
-            self.state = msgspec.structs.replace(
-                self.state, num_swaps=self.state.num_swaps + 1, last_swap_s=result.figures.get("swap_s", 0.0)
-            )
+            if result.figures.get("reloaded"):
+                num_swaps, last_swap_s = self.state.num_swaps + 1, result.figures["swap_s"]
+                self.state = msgspec.structs.replace(self.state, num_swaps=num_swaps, last_swap_s=last_swap_s)
         if result.failed or (result.refused and job.kind in ("champion", "standby")):
             self._not_before = now_s + _RETRY_S
         if result.checks:

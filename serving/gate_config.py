@@ -21,6 +21,9 @@ class GateConfig(StrictModel):
     )
     n_min: int = Field(200, ge=1, description="canary units with an outcome before a promotion")
     maturity_s: float = Field(1800.0, ge=0, description="M: an outcome counts this long after its answer")
+    settle_s: float = Field(
+        120.0, ge=0, description="units this old are known in both arms, however slow their answers"
+    )
     soak_s: float = Field(1800.0, ge=0, description="shortest canary")
     t_max_s: float = Field(86400.0, gt=0, description="longest canary, then INCONCLUSIVE")
     stale_s: float = Field(900.0, gt=0, description="no interaction for so long: INVALID")

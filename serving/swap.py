@@ -110,7 +110,7 @@ def load(client: EngineClient, version: Version, reload: bool, bound: float) -> 
         raise Refused(f"{version.version}: {error}") from error
     except EngineError as error:
         raise SwapError(f"{version.version}: {error}") from error
-    figures |= {"load_s": load_s, "swap_s": time.monotonic() - started}
+    figures |= {"reloaded": float(reload), "load_s": load_s, "swap_s": time.monotonic() - started}
     logger.info("swap version=%s engine=%s %s", version.version, client.url,
                 " ".join(f"{key}={value:.4f}" for key, value in figures.items()))  # fmt: skip
     return figures

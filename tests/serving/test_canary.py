@@ -97,6 +97,11 @@ def test_a_split_that_is_not_the_weight_is_invalid():
     assert (verdict.kind, "mismatch" in verdict.reason) == ("INVALID", True)
 
 
+def test_an_arm_that_answers_faster_is_no_mismatch():
+    units = [Unit(f"u{i}", "canary", 0.5, 390.0) for i in range(30)]
+    assert decide(seen(units), GATE).kind == "HOLD"
+
+
 def test_nan_is_not_zero():
     units = simulate(100, 0.5, 0.5, seed=1)
     units[5] = msgspec.structs.replace(units[5], outcome=math.nan)

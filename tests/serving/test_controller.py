@@ -31,11 +31,12 @@ LOCAL = {
 class Bench:
     """A conductor over stubs, with a clock of its own and the outbox in sight."""
 
-    def __init__(self, folder: Path, **gate: object) -> None:
+    def __init__(self, folder: Path, attached: bool = False, **gate: object) -> None:
         self.folder, self.now_s, self.offset, self.served = folder, 1000.0, 0, 0
         self.base = make_model(folder / "base", 0.0)
         self.gateway = FakeGateway()
         self.engines: dict[str, FakeEngine] = {}
+        self.attached = attached
         self.gate = GateConfig.model_validate(LOCAL | gate)
         for name in ("blue", "green"):
             self.start_engine(name)
@@ -43,7 +44,10 @@ class Bench:
         self.interactions = 0
 
     def open(self) -> None:
-        serving = ServingConfig.model_validate({"gateway_urls": [self.gateway.url], "gate": self.gate})
+        attach = {name: engine.url for name, engine in self.engines.items()} if self.attached else {}
+        serving = ServingConfig.model_validate(
+            {"gateway_urls": [self.gateway.url], "gate": self.gate, "attach": attach}
+        )
         self.watch = Watch(serving, self.folder)
         self.store = StageStore(self.folder / "serving" / "controller.sqlite", SCHEMA)
         self.conductor = Conductor(self.store, KafkaConfig(), self.gate, self.watch, self.base, self.folder)
@@ -411,3 +415,16 @@ def test_silence_holds_then_ends_without_blame(bench):
     assert describe(bench.conductor)["canary"]["verdict"] == "HOLD"
     bench.step(seconds=250)
     assert bench.said()[-1] == ("v000001", "inconclusive")
+
+
+def test_attached_servers_are_loaded_at_first_sight_and_again_after_a_restart_of_theirs(tmp_path):
+    bench = Bench(tmp_path, attached=True)
+    try:
+        bench.until(lambda: bench.conductor.state.table is not None and bench.served_by()[2] == "v000000")
+        assert all(engine.calls.count("/collective_rpc") == 1 for engine in bench.engines.values())
+        champion = bench.engines[bench.table.champion.engine]
+        champion.label = "default"  # as after a restart: the name is the same, the weights are not ours
+        bench.until(lambda: champion.calls.count("/collective_rpc") == 2, seconds=1.0)
+        bench.until(lambda: bench.served_by() == ("v000000", None, "v000000"), seconds=1.0)
+    finally:
+        bench.close()
