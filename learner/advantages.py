@@ -42,3 +42,26 @@ def batch_advantages(samples: list[Sample], cost: float, max_tokens: int, clip: 
         return np.zeros(len(samples)), 0.0
     centred_B = np.where(is_full_B, raw_B - mean, raw_B) / std
     return np.clip(centred_B, -clip, clip) * weight_B, std
+
+
+def thin(advantages_B: np.ndarray, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices to compute gradients for, and the factors that make up for those left out.
+
+    A sample stays with probability p = min(1, c |A|), c such that share of them stay, and its advantage becomes A / p:
+    the expected gradient is that of the whole batch, at the least variance for its cost. Most answers are mediocre
+    alike; the few that were liked or disliked clearly always stay. Drawn systematically: the number hardly varies.
+    """
+    num = max(1, round(share * len(advantages_B)))
+    size_B = np.abs(advantages_B) + 1e-3
+    if num >= len(advantages_B):
+        return np.arange(len(advantages_B)), np.ones(len(advantages_B))
+    keep_B = np.zeros(len(advantages_B))
+    for _ in range(len(advantages_B)):  # those that reach 1 stay for sure; the others share what is left
+        sure = keep_B >= 1
+        keep_B = np.where(sure, 1.0, size_B * (num - sure.sum()) / size_B[~sure].sum() if not sure.all() else 1.0)
+        if (keep_B[~sure] <= 1).all():
+            break
+    ends_B = np.cumsum(np.minimum(keep_B, 1.0))
+    marks = rng.random() + np.arange(len(advantages_B))
+    chosen = np.unique(np.searchsorted(ends_B, marks[marks < ends_B[-1]], side="right"))
+    return chosen, 1.0 / np.minimum(keep_B[chosen], 1.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from learner.advantages import batch_advantages
+from learner.advantages import batch_advantages, thin
 from learner.batches import Plan
 from learner.config import LearnerConfig
 from learner.engine import Engine
@@ -25,6 +25,7 @@ class Known:
     rows: list[Row]
     advantages_B: np.ndarray
     std: float
+    chosen: list[int]  # samples that gradients are computed for
     champion: list[torch.Tensor | None]
     teacher: list[torch.Tensor | None]
 
@@ -54,6 +55,7 @@ def prepare(
     config: LearnerConfig,
     champion: str,
     encode: Callable[[str], list[int]],
+    rng: np.random.Generator,
     check_stop: Callable[[], None],
 ) -> Known:
     """Compute advantages, the champion's log-probs and the hindsight teacher's.
@@ -64,11 +66,14 @@ def prepare(
     advantages_B, std = batch_advantages(
         plan.samples, config.token_cost, config.max_completion_tokens, config.advantage_clip
     )
-    known = Known(rows, advantages_B, std, [None] * len(rows), [None] * len(rows))
+    chosen, factors = thin(advantages_B, config.compute_share, rng)
+    advantages_B[chosen] *= factors
+    known = Known(rows, advantages_B, std, chosen.tolist(), [None] * len(rows), [None] * len(rows))
     if std == 0:
         return known
     others = []
-    for index, sample in enumerate(plan.samples):
+    for index in known.chosen:
+        sample = plan.samples[index]
         if sample.policy_version == champion and sample.logprobs is not None:
             known.champion[index] = torch.tensor(sample.logprobs)
         else:
@@ -86,7 +91,8 @@ def _add_teacher(engine, plan: Plan, config: LearnerConfig, known: Known, encode
         return
     seen: set[str] = set()
     chosen: list[int] = []
-    for index, sample in enumerate(plan.samples):
+    for index in known.chosen:
+        sample = plan.samples[index]
         if sample.hindsight and sample.logprobs is not None and sample.actor not in seen:
             seen.add(sample.actor)
             chosen.append(index)

@@ -74,6 +74,9 @@ class LearnerConfig(StrictModel):
     minibatches: int = Field(1, ge=1, description="optimiser updates that one step splits its batch into")
     passes: int = Field(1, ge=1, le=8, description="times that one step goes over its batch")
     zero_stage: int = Field(0, ge=0, le=2, description="DeepSpeed ZeRO stage")
+    compute_share: float = Field(
+        1.0, gt=0, le=1, description="of a batch that gradients are computed for, drawn by |advantage|, without bias"
+    )
     micro_batch_tokens: int = Field(2048, ge=64, description="padded tokens of one forward and backward")
     logprob_chunk_tokens: int = Field(256, ge=1, description="completion tokens whose logits exist at a time")
     share_prefix: bool = Field(True, description="compute the prompt beginning that a micro-batch shares only once")
@@ -96,6 +99,9 @@ class LearnerConfig(StrictModel):
     # publication
     publish_every_steps: int = Field(4, ge=1)
     max_pending_candidates: int = Field(1, ge=1, description="undecided candidates; more wait")
+    max_steps_ahead: int = Field(
+        8, ge=1, description="steps beyond an undecided candidate; then the learner waits for it"
+    )
     publish_max_kl: float = Field(0.1, gt=0, description="nats per token; above it the learner publishes nothing")
     num_probes: int = Field(8, ge=1, le=64, description="token sequences in the manifest, to verify engines with")
 

@@ -6,6 +6,7 @@ that was rejected do not, and their samples were used again.
 """
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,20 @@ def read_steps(state_dir: Path) -> list[StepRecord]:
             continue  # a line cut by a crash; the step is appended again on restart
         steps[record.step] = record
     return [steps[number] for number in sorted(steps)]
+
+
+def append_step(state_dir: Path, record: StepRecord) -> None:
+    """Append a step's line durably, unless it is the last line already (a restart after its checkpoint)."""
+    path = learner_folder(state_dir) / "steps.jsonl"
+    line = msgspec.json.encode(record) + b"\n"
+    existing = path.read_bytes() if path.exists() else b""
+    if existing.endswith(line):
+        return
+    with path.open("ab") as file:
+        file.write(b"" if not existing or existing.endswith(b"\n") else b"\n")
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def head_step(state_dir: Path) -> int:

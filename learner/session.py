@@ -7,12 +7,10 @@ same samples, one after 3 appends the missing line at start: no sample counts tw
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +22,7 @@ from learner.candidate import BASE_VERSION, CandidateEvent, StepRecord, version_
 from learner.checkpoints import Checkpoints, LearnerState, read_state
 from learner.config import LearnerConfig
 from learner.engine import TRAINABLE, Engine
-from learner.lineage import candidates_folder, learner_folder, read_manifests
+from learner.lineage import append_step, candidates_folder, learner_folder, read_manifests
 from learner.logprobs import Row
 from learner.model import merge
 from learner.publish import find_unsaved, make_manifest, make_proposal
@@ -82,7 +80,7 @@ class Session:
         torch.set_rng_state(torch.from_numpy(np.frombuffer(state.rng, dtype=np.uint8).copy()))
         self._anchor_weights(state)
         if state.last_record is not None:
-            self._append_step(state.last_record)
+            append_step(self._state_dir, state.last_record)
         logger.info(
             "learner_resumed serial=%d step=%d lineage=%s champion=%s pending=%d",
             *(state.serial, state.head_step, state.lineage, state.champion, len(state.pending)),
@@ -122,7 +120,7 @@ class Session:
 
     def plan(self, is_overdue: bool) -> Plan | None:
         """Return the next batch, or None; stale samples leave the buffer."""
-        if len(self.state.pending) < self._retry_at:
+        if len(self.state.pending) < self._retry_at or self.is_ahead():
             return None
         least = self.config.min_batch_samples if is_overdue else self.config.batch_samples
         plan = plan_batch(self.state.pending, self.config, self.state.promoted, self.state.m2, least)
@@ -131,6 +129,12 @@ class Session:
         self._drop_pending(plan.dropped)
         return plan if plan.samples else None
 
+    def is_ahead(self) -> bool:
+        """Tell whether the learner went as far beyond an undecided candidate as it may."""
+        if not lifecycle.undecided(self.events, self.state.versions):
+            return False
+        return self.state.steps_since_export >= self.config.max_steps_ahead
+
     # steps
 
     def step(self, plan: Plan, check_stop: Callable[[], None] = lambda: None) -> StepResult:
@@ -138,7 +142,14 @@ class Session:
         started = time.monotonic()
         self._point("step_begin")
         result = run_step(
-            self._engine, plan, self.config, self.state.champion, self.state.beta, self._encode, check_stop
+            self._engine,
+            plan,
+            self.config,
+            self.state.champion,
+            self.state.beta,
+            self._encode,
+            self.state.step,
+            check_stop,
         )  # 1
         result.metrics["step_s"] = time.monotonic() - started
         self.last_metrics = result.metrics
@@ -150,7 +161,7 @@ class Session:
         record = self._count_step(plan, result.metrics)  # 2
         self._save()  # 3
         self._point("saved")
-        self._append_step(record)  # 4
+        append_step(self._state_dir, record)  # 4
         self._point("recorded")
         return result
 
@@ -196,19 +207,6 @@ class Session:
         self._drop_pending(hopeless)
         self._retry_at = len(state.pending) + max(1, self.config.batch_samples // 4)
         logger.warning("step_skipped reason=%s samples=%d", result.skipped, len(plan.samples))
-
-    def _append_step(self, record: StepRecord) -> None:
-        """Append the line unless it is the last one already."""
-        path = learner_folder(self._state_dir) / "steps.jsonl"
-        line = msgspec.json.encode(record) + b"\n"
-        existing = path.read_bytes() if path.exists() else b""
-        if existing.endswith(line):
-            return
-        with path.open("ab") as file:
-            file.write(b"" if not existing or existing.endswith(b"\n") else b"\n")
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
 
     def _save(self) -> None:
         """Checkpoint weights, optimiser and state together."""

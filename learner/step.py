@@ -38,10 +38,12 @@ def run_step(
     champion: str,
     beta: float,
     encode: Callable[[str], list[int]],
+    number: int = 0,
     check_stop: Callable[[], None] = lambda: None,
 ) -> StepResult:
-    """Take one step on the batch. Each sample counts in this one step, however many passes and minibatches it has."""
-    known = prepare(engine, plan, config, champion, encode, check_stop)
+    """Take step `number` on the batch. Each sample counts in this one step, however many passes and minibatches."""
+    rng = np.random.default_rng([config.seed, number])
+    known = prepare(engine, plan, config, champion, encode, rng, check_stop)
     metrics = batch_metrics(plan, known)
     if len(plan.samples) < config.min_batch_samples:
         return StepResult("too_few_samples", metrics)
@@ -49,10 +51,10 @@ def run_step(
         return StepResult("equal_rewards", metrics)
     if not any(sample.logprobs is not None for sample in plan.samples) and config.kto_weight == 0:
         return StepResult("no_logprobs", metrics)
-    terms = terms_of(config, len(plan.samples), beta)
+    terms = terms_of(config, len(plan.samples), len(known.chosen), beta)
     total, num_updates, norms = Sums(), 0, []
     for _ in range(config.passes):
-        for indices in _minibatches(len(plan.samples), config.minibatches):
+        for indices in _minibatches(known, config.minibatches):
             sums = _accumulate(engine, plan, config, terms, known, indices, check_stop)
             norm = engine.gradient_norm()
             refused = _refusal(config, sums, norm)
@@ -70,12 +72,14 @@ def run_step(
     return StepResult("", metrics)
 
 
-def terms_of(config: LearnerConfig, num_samples: int, beta: float) -> Terms:
+def terms_of(config: LearnerConfig, num_samples: int, num_chosen: int, beta: float) -> Terms:
+    """Return the step's constants; terms without an advantage are made up for samples left out."""
+    factor = num_samples / num_chosen
     return Terms(
         objective=config.objective,
         num_samples=num_samples,
         max_tokens=config.max_completion_tokens,
-        beta=beta,
+        beta=beta * factor,
         mask_low=config.mask_low,
         mask_high=config.mask_high,
         fresh_mask_low=config.fresh_mask_low,
@@ -83,14 +87,14 @@ def terms_of(config: LearnerConfig, num_samples: int, beta: float) -> Terms:
         tis_cap=config.tis_cap,
         veto_ratio=config.veto_ratio,
         trust_region=config.trust_region,
-        hindsight_weight=config.hindsight_weight,
+        hindsight_weight=config.hindsight_weight * factor,
     )
 
 
-def _minibatches(num_samples: int, num_parts: int) -> list[list[int]]:
-    """Deal samples out, so that each part has fresh and old ones."""
-    parts = [list(range(start, num_samples, num_parts)) for start in range(min(num_parts, num_samples))]
-    return parts
+def _minibatches(known: Known, num_parts: int) -> list[list[int]]:
+    """Deal samples out by their advantage, so that each part has good and bad ones."""
+    order = sorted(known.chosen, key=lambda index: (known.advantages_B[index], index))
+    return [order[start::num_parts] for start in range(min(num_parts, len(order)))]
 
 
 def _accumulate(engine: Engine, plan: Plan, config, terms: Terms, known: Known, indices: list[int], check_stop) -> Sums:
@@ -98,7 +102,7 @@ def _accumulate(engine: Engine, plan: Plan, config, terms: Terms, known: Known, 
     lengths = [len(known.rows[i].prompt_ids) + len(known.rows[i].completion_ids) for i in indices]
     groups = [[indices[at] for at in group] for group in micro_batches(lengths, config.micro_batch_tokens)]
     num_rounds = -(-len(groups) // engine.world_size)
-    share = len(indices) / len(plan.samples)
+    share = len(indices) / len(known.chosen)
     sums = Sums()
     for turn in range(num_rounds):
         at = turn * engine.world_size + engine.rank
@@ -184,6 +188,7 @@ def batch_metrics(plan: Plan, known: Known) -> dict[str, float]:
     lengths = [len(sample.completion_ids) for sample in plan.samples]
     return {
         "num_samples": float(len(plan.samples)),
+        "num_computed": float(len(known.chosen)),
         "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
         "reward_positive_share": float(np.mean([reward > 0 for reward in rewards])) if rewards else 0.0,
         "advantage_std": known.std,

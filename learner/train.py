@@ -178,7 +178,7 @@ class Loop:
             # 3. a batch
             waited_s = time.monotonic() - self._last_step_at
             plan = self._session.plan(is_overdue=waited_s > self._config.max_wait_s)
-            self._report("stepping" if plan else "waiting")
+            self._report("stepping" if plan else "ahead" if self._session.is_ahead() else "waiting")
             if plan is not None:
                 # 4. a step: weights, checkpoint, record
                 try:

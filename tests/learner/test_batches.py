@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner.advantages import batch_advantages
+from learner.advantages import batch_advantages, thin
 from learner.batches import adapt_beta, plan_batch, refusal, staleness_of
 from tests.learner.examples import sample, tiny_config
 
@@ -109,3 +109,17 @@ def test_beta_follows_the_kl_budget_within_its_bounds():
     assert adapt_beta(0.005, 0.08, config) == 0.005
     assert adapt_beta(0.005, 0.01, config) == 0.0025
     assert adapt_beta(0.0015, 0.01, config) == 1e-3
+
+
+def test_thinning_keeps_the_clear_samples_and_the_expected_gradient():
+    advantages = np.array([3.0, -0.2, -0.3, -0.25, 2.5, -0.2, -0.3, -1.0, -0.2, -0.25])
+    rng = np.random.default_rng(0)
+    totals, sizes = np.zeros(10), set()
+    for _ in range(20_000):
+        chosen, factors = thin(advantages, 0.5, rng)
+        sizes.add(len(chosen))
+        assert {0, 4, 7} <= set(chosen.tolist())
+        totals[chosen] += advantages[chosen] * factors
+    assert totals / 20_000 == pytest.approx(advantages, abs=0.02)
+    assert sizes == {5}
+    assert thin(advantages, 1.0, rng)[1].tolist() == [1.0] * 10

@@ -107,7 +107,7 @@ def test_zero_stage_2_takes_the_same_steps(lives):
 def session(tmp_path, lives):
     (tmp_path / "model").symlink_to(lives["undisturbed"] / "model")
     session = tiny_session(tmp_path)
-    session.folder = tmp_path
+    session.folder = tmp_path  # pyright: ignore[reportAttributeAccessIssue]
     return session
 
 
@@ -147,6 +147,17 @@ def test_a_candidate_is_sound_and_its_probes_are_its_own_log_probs(session):
     assert not torch.allclose(scored(base), torch.tensor(probe.logprobs), atol=1e-2)
     assert [record.step for record in steps_of_candidate(session.folder / "state", version)] == [1, 2]
     assert candidates_of_sample(session.folder / "state", sample(3).sample_id) == [version]
+
+
+def test_the_learner_waits_for_the_verdict_when_it_is_too_far_ahead(session):
+    session.config = session.config.model_copy(update={"max_steps_ahead": 1})
+    take_steps(session, 0, 2)
+    version = session.export()
+    take_steps(session, 16, 1)
+    session.take([sample(i) for i in range(24, 32)], {"0": 32})
+    assert session.plan(False) is None
+    session.follow([CandidateEvent(version=version, state="inconclusive", at=1.0)])
+    assert session.plan(False) is not None
 
 
 def test_a_rejected_candidate_is_undone_and_its_samples_are_used_again(session):
