@@ -75,7 +75,7 @@ class LearnerConfig(StrictModel):
     passes: int = Field(1, ge=1, le=8, description="times that one step goes over its batch")
     zero_stage: int = Field(0, ge=0, le=2, description="DeepSpeed ZeRO stage")
     compute_share: float = Field(
-        1.0, gt=0, le=1, description="of a batch that gradients are computed for, drawn by |advantage|, without bias"
+        0.5, gt=0, le=1, description="of a batch that gradients are computed for, drawn by |advantage|, without bias"
     )
     micro_batch_tokens: int = Field(2048, ge=64, description="padded tokens of one forward and backward")
     logprob_chunk_tokens: int = Field(256, ge=1, description="completion tokens whose logits exist at a time")
