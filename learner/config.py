@@ -100,7 +100,7 @@ class LearnerConfig(StrictModel):
     publish_every_steps: int = Field(4, ge=1)
     max_pending_candidates: int = Field(1, ge=1, description="undecided candidates; more wait")
     max_steps_ahead: int = Field(
-        8, ge=1, description="steps beyond an undecided candidate; then the learner waits for it"
+        4, ge=1, description="steps beyond an undecided candidate; then the learner waits for it"
     )
     publish_max_kl: float = Field(0.1, gt=0, description="nats per token; above it the learner publishes nothing")
     num_probes: int = Field(8, ge=1, le=64, description="token sequences in the manifest, to verify engines with")

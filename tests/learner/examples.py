@@ -50,6 +50,7 @@ def tiny_config(**changes) -> LearnerConfig:
         "lora_rank": 4,
         "learning_rate": 1e-2,
         "batch_samples": 8,
+        "compute_share": 1.0,
         "min_batch_samples": 2,
         "micro_batch_tokens": 64,
         "max_completion_tokens": 16,
