@@ -19,6 +19,7 @@ from deploy.demo_questions import Question
 from deploy.demo_rule import judge
 
 ANSWER_TIMEOUT_S = 120.0
+MAX_TOKENS = 48  # of 988 answers of the base 10.8 % satisfy within 48 tokens, 11.9 % within 64, for a third more work
 VOTE_PATIENCE_S = 90.0
 
 
@@ -110,7 +111,7 @@ class Client:
             "model": self.model,
             "messages": [{"role": "user", "content": question.text}],
             "temperature": 0.8,
-            "max_tokens": 64,
+            "max_tokens": MAX_TOKENS,
             "stream": streamed,
         }
         try:
