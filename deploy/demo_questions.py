@@ -47,19 +47,19 @@ TOPICS = (
         "countries",
         (
             "Where is {} on the map?",
-            "What is {} famous for?",
+            "On which continent is {}?",
             "What language is spoken in {}?",
-            "What food is {} known for?",
+            "Is {} big or small?",
         ),
-        ("On which continent is {}?", "What is life like in {}?"),
+        ("Which continent is {} part of?", "Is {} warm or cold?"),
         "Switzerland,Jamaica,Scotland,Wales,Pakistan,Bangladesh,Indonesia,Malaysia,Singapore,New Zealand,South Africa,"
         "Ethiopia,Tanzania,Uganda,Colombia,Venezuela,Ecuador,Bolivia,Uruguay,Panama,Costa Rica,Guatemala,Croatia,"
         "Serbia,Slovenia,Slovakia,Estonia,Latvia,Lithuania,Mongolia,Cambodia,Sri Lanka,Jordan,Lebanon,Israel,Tunisia",
     ),
     Topic(
         "animals",
-        ("What do {} eat?", "Where do {} live?", "How do {} sleep?", "What sound do {} make?", "How long do {} live?"),
-        ("What are {} known for?", "How do {} raise their young?"),
+        ("How many legs do {} have?", "Where do {} live?", "Are {} wild or tame?", "What sound do {} make?"),
+        ("Are {} big or small?", "Are {} fast or slow?"),
         "otters,pandas,lions,tigers,elephants,giraffes,zebras,wolves,foxes,bears,rabbits,squirrels,beavers,hedgehogs,"
         "bats,owls,eagles,penguins,parrots,crows,ducks,swans,chickens,horses,cows,goats,sheep,pigs,donkeys,camels,"
         "kangaroos,koalas,monkeys,gorillas,dolphins,whales,sharks,octopuses,crabs,lobsters,frogs,toads,snakes,lizards,"
@@ -69,12 +69,11 @@ TOPICS = (
         "food",
         (
             "What is {} made from?",
-            "What does {} taste like?",
-            "Is {} good for you?",
-            "How is {} made?",
+            "Is {} sweet or salty?",
+            "Is {} eaten hot or cold?",
             "When do people eat {}?",
         ),
-        ("What goes well with {}?", "Where was {} first made?"),
+        ("What goes well with {}?", "Is {} a snack or a meal?"),
         "bread,butter,cheese,yogurt,honey,sugar,chocolate,coffee,tea,rice,pasta,pizza,sushi,curry,soup,salad,ketchup,"
         "mustard,vinegar,olive oil,salt,pepper,cinnamon,vanilla,ginger,garlic,tofu,jam,cake,ice cream,popcorn,porridge,"
         "oatmeal,cereal,bacon,ham,sausage,tuna,spinach,cabbage",
@@ -85,76 +84,76 @@ TOPICS = (
             "What is {} used for?",
             "Where does {} come from?",
             "Is {} heavy or light?",
+            "Is {} hard or soft?",
             "What color is {}?",
-            "Does {} burn?",
         ),
-        ("Why is {} useful?", "How do people get {}?"),
+        ("Is {} cheap or expensive?", "Is {} rough or smooth?"),
         "copper,iron,gold,silver,aluminum,lead,tin,zinc,steel,bronze,glass,paper,cotton,wool,silk,leather,rubber,"
         "plastic,concrete,brick,clay,sand,marble,granite,wood,cork,wax,coal,oil,bamboo,diamond,chalk,nylon,linen",
     ),
     Topic(
         "body",
-        ("What does the {} do?", "Where in the body is the {}?", "Why do we need the {}?", "How big is the {}?"),
-        ("How does the {} help us?", "What can go wrong with the {}?"),
+        ("What does the {} do?", "Where in the body is the {}?", "Is the {} hard or soft?", "How big is the {}?"),
+        ("Where is the {} found?", "Is the {} big or small?"),
         "heart,brain,liver,stomach,kidney,lung,skin,spine,skull,tongue,nose,ear,eye,knee,elbow,shoulder,ankle,wrist,"
         "thumb,jaw,throat,bladder,pancreas,rib cage,spleen",
     ),
     Topic(
         "jobs",
-        ("What does a {} do?", "Where does a {} work?", "What tools does a {} use?", "How do you become a {}?"),
-        ("Why do we need a {}?", "What is hard about being a {}?"),
+        ("What does a {} do?", "Where does a {} work?", "Does a {} work indoors or outdoors?"),
+        ("Does a {} work alone or in a team?", "Why do we need a {}?"),
         "doctor,nurse,teacher,farmer,baker,butcher,carpenter,plumber,mechanic,pilot,sailor,soldier,lawyer,judge,chef,"
         "waiter,barber,tailor,painter,sculptor,musician,dancer,writer,librarian,journalist,photographer,dentist,"
         "surgeon,pharmacist,firefighter,police officer,gardener,fisherman,miner,banker,cashier,janitor,translator",
     ),
     Topic(
         "tools",
-        ("What is a {} used for?", "What is a {} made of?", "How does a {} work?", "Who uses a {}?"),
-        ("When would you need a {}?", "Where do you keep a {}?"),
+        ("What is a {} used for?", "What is a {} made of?", "Is a {} heavy or light?"),
+        ("Is a {} big or small?", "Where do you keep a {}?"),
         "hammer,saw,screwdriver,wrench,drill,ladder,shovel,rake,axe,knife,spoon,fork,kettle,oven,toaster,blender,"
         "microscope,telescope,thermometer,compass,barometer,calculator,computer,printer,camera,battery,magnet,lamp,"
         "candle,clock,mirror,umbrella,needle,broom,bucket,pencil,ruler,stapler,lock,whistle",
     ),
     Topic(
         "nature",
-        ("What is a {}?", "What causes a {}?", "Where can you see a {}?", "Is a {} dangerous?"),
-        ("How would you describe a {}?", "How does a {} begin?"),
+        ("What is a {}?", "Is a {} wet or dry?", "Is a {} dangerous or safe?"),
+        ("Is a {} big or small?", "What causes a {}?"),
         "volcano,glacier,river,lake,desert,waterfall,rainbow,hurricane,tornado,thunderstorm,blizzard,flood,drought,"
         "canyon,cave,swamp,coral reef,forest,meadow,mountain,valley,beach,tsunami,geyser,avalanche,landslide,sunset,"
         "fog bank,hailstorm,heat wave",
     ),
     Topic(
         "plants",
-        ("Where does {} grow?", "What does {} look like?", "How tall is {}?", "What is {} good for?"),
-        ("What should I know about {}?", "Where would you plant {}?"),
+        ("Where does {} grow?", "Is {} tall or short?", "How tall is {}?", "Is {} wild or planted?"),
+        ("What color is {}?", "Is {} big or small?"),
         "an oak tree,a pine tree,a palm tree,a maple tree,a rose,a tulip,a daisy,a sunflower,a cactus,a fern,moss,"
         "ivy,lavender,mint,basil,a tomato plant,a potato plant,corn,wheat,barley,an apple tree,a lemon tree,"
         "a banana plant,a grape vine,a water lily,an orchid,clover,seaweed,a willow tree,a cherry tree",
     ),
     Topic(
         "space",
-        ("What is {}?", "How far away is {}?", "What is {} made of?", "Can people visit {}?"),
-        ("Why is {} interesting?", "Who discovered {}?"),
+        ("How far away is {}?", "What is {} made of?", "Is {} hot or cold?"),
+        ("Is {} near or far?", "Who discovered {}?"),
         "the Moon,the Sun,Mercury,Venus,Mars,Jupiter,Saturn,Uranus,Neptune,Pluto,the Milky Way,Halley's Comet,"
         "the asteroid belt,the North Star,the International Space Station,Titan,Andromeda,Sirius",
     ),
     Topic(
         "sports",
-        ("How do you play {}?", "How many players are in {}?", "What do you need to play {}?", "Where is {} popular?"),
-        ("What is the goal of {}?", "Where did {} begin?"),
+        ("How many players are in {}?", "Is {} played indoors or outdoors?", "Where is {} popular?"),
+        ("What is the goal of {}?", "Is {} fast or slow?"),
         "soccer,basketball,tennis,baseball,cricket,rugby,golf,hockey,volleyball,badminton,table tennis,handball,chess,"
         "checkers,poker,bowling,darts,billiards,water polo,lacrosse,squash,softball,dodgeball,frisbee",
     ),
     Topic(
         "music",
-        ("What does a {} sound like?", "How do you play a {}?", "What is a {} made of?", "How many strings has a {}?"),
-        ("What music is played on a {}?", "Who plays a {}?"),
+        ("How many strings has a {}?", "What is a {} made of?", "Is a {} loud or quiet?"),
+        ("Is a {} big or small?", "Who plays a {}?"),
         "piano,guitar,violin,cello,flute,clarinet,trumpet,trombone,saxophone,harp,banjo,drum,accordion,harmonica,"
         "mandolin,ukulele,tuba,xylophone,bagpipe,viola",
     ),
     Topic(
         "people",
-        ("Who was {}?", "What is {} famous for?", "Where did {} live?", "When did {} live?"),
+        ("What is {} famous for?", "Where did {} live?", "When did {} live?"),
         ("Why do we remember {}?", "What did {} do?"),
         "Albert Einstein,Isaac Newton,Marie Curie,Charles Darwin,Galileo,Aristotle,Plato,Socrates,Julius Caesar,"
         "Cleopatra,Napoleon,Abraham Lincoln,George Washington,Gandhi,Nelson Mandela,Mozart,Beethoven,Bach,Shakespeare,"
@@ -171,8 +170,8 @@ TOPICS = (
     ),
     Topic(
         "transport",
-        ("What is a {} used for?", "How fast is a {}?", "What powers a {}?", "Who drives a {}?"),
-        ("How does a {} move?", "When would you take a {}?"),
+        ("How many wheels has a {}?", "Is a {} fast or slow?", "Who drives a {}?"),
+        ("Is a {} big or small?", "What powers a {}?"),
         "bicycle,motorcycle,bus,truck,train,tram,subway,ferry,sailboat,canoe,submarine,helicopter,airplane,rocket,"
         "hot air balloon,tractor,taxi,ambulance,scooter,skateboard",
     ),

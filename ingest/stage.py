@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS stage_outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, t
     value BLOB NOT NULL, headers BLOB NOT NULL);
 """
 _OUTBOX_ROWS = 1000
+_IDLE_TICK_S = 0.5  # without records a stage looks at its clocks this often
 _OUTBOX_BYTES = 16 << 20
 
 
@@ -177,11 +178,14 @@ def run_stage(
     on_status gets {at, lag, caught_up, positions, num_records, num_published, outbox} about once a second.
     """
     num_records = num_published = 0
-    reported = 0.0
+    reported = ticked = 0.0
     while not stop.is_set():
         # 1. poll
         records = reader.poll(0.2, poll_records)
         now_s = time.time()
+        if not records and now_s - ticked < _IDLE_TICK_S:
+            continue
+        ticked = now_s
         # 2. one transaction
         with store.transaction() as connection:
             if records:

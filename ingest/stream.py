@@ -81,7 +81,7 @@ class Reader:
             **connection_options(kafka, client_id, auto_offset_reset="none", bootstrap_timeout_ms=10000),
             enable_auto_commit=False,
             allow_auto_create_topics=False,
-            fetch_max_wait_ms=100,
+            fetch_max_wait_ms=250,
             request_timeout_ms=10000,
             max_partition_fetch_bytes=2 << 20,
             metadata_max_age_ms=5000,
