@@ -75,12 +75,17 @@ class Tracker:
         with self._lock:
             return self._queue.execute("SELECT COUNT(*) FROM queue").fetchone()[0]
 
+    def end_run(self, status: str = "FINISHED") -> None:
+        """End the run that is open; the next one may be started."""
+        if self._run:
+            self._enqueue("end_run", status=status)
+            self._run = ""
+
     def close(self, status: str = "FINISHED", timeout_s: float = 3.0) -> None:
         """End the run; wait a moment for what is queued. The rest stays on disk for the next start."""
         if not self._is_on:
             return
-        if self._run:
-            self._enqueue("end_run", status=status)
+        self.end_run(status)
         self._closing.set()
         self._changed.set()
         self._thread.join(timeout_s)

@@ -1,19 +1,16 @@
 """Gate evidence in MLflow: one run per candidate, its offline checks, its e-values over time as metrics and a figure.
 
-Takes the conductor once a second. Promises: nothing here can hold the loop up or change a verdict; MLflow may be away.
+Takes the conductor once a second. Promises: no verdict depends on it; MLflow may be away. A figure costs the loop a
+second, once per canary.
 """
 
 import io
-import logging
 import math
-import threading
 
 from ingest.config import MlflowConfig, RunConfig
 from learner.candidate import BASE_VERSION
 from learner.tracking import Tracker
 from serving.conductor import Conductor
-
-logger = logging.getLogger("serving.report")
 
 _EVERY_S = 5.0
 _OPEN_STATES = ("proposed", "shadow", "canary")
@@ -24,8 +21,7 @@ class Report:
     """What was already told to MLflow."""
 
     def __init__(self, mlflow: MlflowConfig, run: RunConfig) -> None:
-        self._mlflow, self._state_dir = mlflow, run.state_dir
-        self._tracker: Tracker | None = None
+        self._tracker = Tracker(mlflow, run.state_dir, "controller")
         self._version = ""
         self._champion = ""
         self._logged_at = 0.0
@@ -49,23 +45,17 @@ class Report:
         if state.champion != self._champion:
             self._champion = state.champion
             if self._champion != BASE_VERSION:
-                self._set_alias("champion", self._champion)
+                self._tracker.set_alias("champion", self._champion)
 
     def _begin(self, version: str) -> None:
         if self._version:
             self._end("superseded")
         self._version, self._points = version, []
-        self._tracker = Tracker(self._mlflow, self._state_dir, "controller")
         self._tracker.start_run(f"gate {version}", {"version": version}, {"version": version, "kind": "gate"})
-        self._set_alias("candidate", version)
-
-    def _set_alias(self, alias: str, version: str) -> None:
-        if self._tracker is None:
-            self._tracker = Tracker(self._mlflow, self._state_dir, "controller")
-        self._tracker.set_alias(alias, version)
+        self._tracker.set_alias("candidate", version)
 
     def _log(self, metrics: dict[str, float], step: int) -> None:
-        if self._tracker is not None and metrics:
+        if metrics:
             self._tracker.log_metrics(metrics, step)
 
     def _log_canary(self, conductor: Conductor, age_s: float) -> None:
@@ -76,24 +66,13 @@ class Report:
         self._log({f"canary/{name}": value for name, value in figures.items()}, int(age_s))
 
     def _end(self, outcome: str) -> None:
-        tracker, points, version = self._tracker, self._points, self._version
-        self._tracker, self._version, self._points = None, "", []
-        if tracker is not None:
-            threading.Thread(target=_finish, args=(tracker, points, version, outcome), daemon=True).start()
+        if self._points:
+            self._tracker.log_figure(f"canary-{self._version}.png", draw(self._points, f"{self._version}: {outcome}"))
+        self._tracker.end_run()
+        self._version, self._points = "", []
 
     def close(self) -> None:
-        if self._tracker is not None:
-            self._tracker.close()
-
-
-def _finish(tracker: Tracker, points: list[dict[str, float]], version: str, outcome: str) -> None:
-    """Draw and send, in a thread of its own: the first figure takes matplotlib a second."""
-    try:
-        if points:
-            tracker.log_figure(f"canary-{version}.png", draw(points, f"{version}: {outcome}"))
-        tracker.close()
-    except Exception:  # policy: a figure that fails is not worth a restart of the controller
-        logger.exception("report=failed version=%s", version)
+        self._tracker.close()
 
 
 def draw(points: list[dict[str, float]], title: str) -> bytes:

@@ -18,6 +18,7 @@ import numpy as np
 from serving.gate_config import GateConfig
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+_LIFT_NOISE = 0.1  # nats; a model whose answers never had a topic has none to lose
 _REFUSAL = re.compile(
     r"\b(i'?m sorry|i am sorry|i can(?:not|'t)|i'?m (?:not able|unable)|as an ai|i won'?t|unable to (?:help|assist))\b",
     re.I,
@@ -90,7 +91,7 @@ def check_answers(new: Answers, champion: Answers, gate: GateConfig) -> list[Che
     least = gate.distinct_ratio * distinct_2(champion.texts)
     checks.append(_at_least("distinct_2", distinct_2(new.texts), least))
     checks.append(_at_least("fluency", _mean(new.own), _mean(champion.own) - gate.fluency_drop))
-    least_lift = gate.topic_ratio * topic_lift(champion)
+    least_lift = gate.topic_ratio * topic_lift(champion) - _LIFT_NOISE
     checks.append(_at_least("topic", topic_lift(new), least_lift, f"champion={topic_lift(champion):.3f}"))
     return checks
 
