@@ -14,8 +14,6 @@ class ReloadExtension:
 
     def reload_and_repack(self, weights_path: str) -> int:
         """Reload from a folder, then pack anew what was packed from tied weights; returns how many layers were."""
-        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
         self.model_runner.reload_weights(weights_path=weights_path)
         model = self.model_runner.get_model()
         embedding = next((m for name, m in model.named_modules() if name.endswith("embed_tokens")), None)
@@ -26,6 +24,8 @@ class ReloadExtension:
                 continue  # not packed, or packed by the reload itself
             if embedding is not None and _is_tied(model, module, embedding):
                 module.weight = embedding.weight
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
             num_packed += 1
         return num_packed

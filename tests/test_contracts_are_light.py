@@ -25,6 +25,7 @@ CONTRACTS = [
     "learner.config",
     "serving.routes",
     "serving.config",
+    "serving.gate_config",
 ]
 COMMANDS = ["deploy.cli", "deploy.up", "deploy.supervise", "deploy.preflight", "deploy.doctor", "deploy.status"]
 
