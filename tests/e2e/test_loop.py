@@ -93,7 +93,7 @@ class Client:
     url: str
     answered: dict[str, str] = field(default_factory=dict)  # inference id -> version
     response_ids: list[str] = field(default_factory=list)
-    voted: set[str] = field(default_factory=set)
+    voted: dict[str, str] = field(default_factory=dict)  # feedback id -> inference id
     failures: list[str] = field(default_factory=list)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -121,7 +121,7 @@ class Client:
             told = http.post(f"{self.url}/v1/feedback", json={"feedback": [vote]}, headers=user)
             with self.guard:
                 if told.status_code == 202:
-                    self.voted |= {item["feedback_id"] for item in told.json()["accepted"]}
+                    self.voted |= {item["feedback_id"]: inference_id for item in told.json()["accepted"]}
                 else:
                     self.failures.append(f"feedback {told.status_code} {told.text[:300]}")
 
@@ -240,8 +240,8 @@ def run_through(path: Path, state_dir: Path, ports: dict[str, int], supervisor: 
     drive(client, has_decided, 300)
     # 4. Until every window has closed and every feedback is settled.
     wait_for("settled books", lambda: is_settled(state_dir, client), 60, log)
-    used = next((step.sample_ids[0] for step in surviving_steps(state_dir) if step.sample_ids), "")
-    answer_id = used.rpartition("@")[0] or next(iter(client.answered))
+    used = {name.rpartition("@")[0] for step in surviving_steps(state_dir) for name in step.sample_ids}
+    answer_id = next(name for name in client.voted.values() if name in used)
     version = next(iter(decided), "v000001")
     seen = {
         "explained_answer": headrace("explain", answer_id, "--config", str(path)),
@@ -288,8 +288,8 @@ def test_no_client_request_failed(loop: Loop) -> None:
 def test_every_answer_is_archived_once_and_joined_once(loop: Loop) -> None:
     archived = [row["inference_id"] for row in query(loop.state_dir, "SELECT inference_id FROM inference")]
     final = query(loop.state_dir, FINAL)
-    assert Counter(archived) == Counter(loop.client.answered)
-    assert Counter(row["inference_id"] for row in final) == Counter(loop.client.answered)
+    assert Counter(archived) == Counter(list(loop.client.answered))
+    assert Counter(row["inference_id"] for row in final) == Counter(list(loop.client.answered))
 
 
 def test_every_accepted_feedback_is_settled(loop: Loop) -> None:
