@@ -40,6 +40,10 @@ def build(config: Config, kafka_jars: Path | None = None) -> list[Process]:
 _ORDER = {name: place for place, name in enumerate(("broker", "topics", "engine-blue", "gateway", "controller"))}
 
 
+# What the first answer does not need starts when the gateway has a champion; records for it wait in queues till then.
+_LATE = ("topics", "gateway")
+
+
 def _module(module: str, config: Config, *args: str) -> list[str]:
     return [sys.executable, "-m", module, str(config.path), *args]
 
@@ -72,24 +76,22 @@ def _mlflow(config: Config) -> list[Process]:
         "DO_NOT_TRACK": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # its job runner would be three more processes
     }
-    return [Process("mlflow", argv, Ready("http", f"http://{host}:{port}/health"), after=("topics",), env=env)]
+    return [Process("mlflow", argv, Ready("http", f"http://{host}:{port}/health"), after=_LATE, env=env)]
 
 
 def _engines(config: Config) -> list[Process]:
-    """Engines one after the other: two that load at once on two cores are ready no sooner, and the first much later."""
+    """The first engine at once, the others late: two that load together on two cores make the first answer wait."""
     processes: list[Process] = []
     for name, port in config.serving.engines.items():
         if name in config.serving.attach:
             continue
-        after = (processes[-1].name,) if processes else ("topics",)
+        after = _LATE if processes else ("topics",)
         argv = _module("serving.engine", config, "--name", name)
         processes.append(Process(f"engine-{name}", argv, Ready("http", f"http://127.0.0.1:{port}/health"), after=after))
     return processes
 
 
 def _rooms(config: Config) -> list[Process]:
-    engines = _engines(config)
-    first_engine = (engines[0].name,) if engines else ()
     gateway = Ready("http", f"http://127.0.0.1:{config.serving.port}/health")
     return [
         Process("gateway", _module("serving.gateway", config), gateway, after=("topics",)),
@@ -97,5 +99,5 @@ def _rooms(config: Config) -> list[Process]:
         Process("joiner", _module("ingest.joiner", config), Ready("status"), after=("topics",)),
         Process("archiver", _module("ingest.archiver", config), Ready("status"), after=("topics",)),
         Process("rewards", _module("rewards.stage", config), Ready("status"), after=("topics",)),
-        Process("learner", _module("learner.train", config), Ready("status"), after=("topics", *first_engine)),
+        Process("learner", _module("learner.train", config), Ready("status"), after=_LATE),
     ]
