@@ -50,7 +50,7 @@ def _manifest_lines(config: Config, manifest: Manifest) -> list[str]:
     lines = [f"weights     {manifest.kind}, {len(manifest.files)} files, {size / 1e6:.0f} MB, code {code}"]
     lines += [f"metric      {name} = {value:.6g}" for name, value in sorted(manifest.metrics.items())]
     if manifest.mlflow_run_id:
-        lines.append(f"mlflow run  {manifest.mlflow_run_id} at {config.mlflow.tracking_uri}")
+        lines.append(f"mlflow run  tag headrace.run = {manifest.mlflow_run_id} at {config.mlflow.tracking_uri}")
     return lines
 
 
