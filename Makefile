@@ -1,6 +1,6 @@
 # Everything is set up inside this folder: .venv (environment), models/ (demo model), deploy/kafka/jars (Apache Kafka).
 # Variables: PYTHON (3.11 or newer), CONFIG, and pip's own, such as
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   a small CPU build of torch (plain PyPI gives the CUDA build)
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   the CPU build of torch: 3.4 GB in all, 7.4 with PyPI's CUDA build
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -27,10 +27,10 @@ def rolled_back(table: RouteTable, reason: str, now_s: float) -> RouteTable:
     fresh = {"revision": table.revision + 1, "at": now_s, "author": "operator", "reason": why, "canary_weight": 0.0}
     if table.canary is not None and table.canary_weight > 0:
         return msgspec.structs.replace(table, **fresh)
-    if table.standby is None:
+    serving = table.champion.version if table.champion else "no champion"
+    if table.standby is None or table.standby.version == serving:
         raise NothingToRollBack(
-            f"nothing to roll back: no canary has traffic, and no earlier champion is loaded beside "
-            f"{table.champion.version if table.champion else 'no champion'}"
+            f"nothing to roll back: no canary has traffic, and no earlier champion is loaded beside {serving}"
         )
     # The bad version does not become the standby: a second rollback would bring it back.
     champion = msgspec.structs.replace(table.standby, arm="champion")

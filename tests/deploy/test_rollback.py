@@ -36,3 +36,11 @@ def test_second_rollback_does_not_return_to_the_bad_version() -> None:
     table = RouteTable(revision=7, at=1.0, author="controller", champion=BLUE, standby=STANDBY)
     with pytest.raises(NothingToRollBack, match="no earlier champion is loaded beside v000001"):
         rolled_back(rolled_back(table, "", 9.0), "", 10.0)
+
+
+def test_standby_of_the_same_version_is_nothing_to_return_to() -> None:
+    table = RouteTable(
+        revision=7, at=1.0, author="controller", champion=BLUE, standby=route("standby", "v000002", "green")
+    )
+    with pytest.raises(NothingToRollBack, match="no earlier champion is loaded beside v000002"):
+        rolled_back(table, "", 9.0)
