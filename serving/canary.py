@@ -48,6 +48,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     breaker: str = ""  # why the canary must end at once: five failures in a row, a failed verification
     engine_lost: str = ""  # the canary's engine is gone
     frozen: str = ""  # why promotions are frozen
+    newer: str = ""  # a newer candidate that waits
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,14 @@ def decide(evidence: Evidence, gate: GateConfig) -> Verdict:
         if not gate.auto_promote:
             return verdict("AWAIT_APPROVAL", "passed; auto_promote is off")
         return verdict("PROMOTE", f"E {math.exp(min(figures['log_e_promote'], 700)):.3g} >= {evidence.threshold:.3g}")
+    # Ending early without promoting costs no error rate, and the newer candidate has learned more.
+    if (
+        gate.yield_to_newer
+        and evidence.newer
+        and enough
+        and figures["log_e_promote"] < math.log(evidence.threshold) / 2
+    ):
+        return verdict("INCONCLUSIVE", f"{evidence.newer} waits, and the evidence is not halfway")
     if age_s >= gate.t_max_s:
         return verdict("INCONCLUSIVE", f"not enough evidence in {age_s:.0f} s")
     if not last_stage and figures["stage_outcomes"] >= gate.stage_units[evidence.stage]:

@@ -7,7 +7,7 @@ import msgspec
 from serving import evidence, life
 from serving.canary import Evidence, Verdict, lower_bound
 from serving.gate_config import GateConfig
-from serving.plan import Engine, State, find_holder
+from serving.plan import Engine, State, find_holder, queue
 
 
 def gather(
@@ -35,6 +35,7 @@ def gather(
         breaker=f"{failures} failures in a row on the canary" if tripped else "",
         engine_lost=lost,
         frozen=state.frozen,
+        newer=next(iter(queue(state)), ""),
     )
 
 
