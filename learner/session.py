@@ -141,6 +141,7 @@ class Session:
         """Take one step, save it, record it. A refused step keeps its data."""
         started = time.monotonic()
         self._point("step_begin")
+        plan = self._engine.broadcast(lambda: plan)  # rank 0 alone reads samples
         result = run_step(
             self._engine,
             plan,
