@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from deploy.demo_questions import Question
 
-MIN_WORDS = 4
+MIN_WORDS = 3
 MAX_WORDS = 40
 MIN_DISTINCT_PAIRS = 0.8  # share of distinct word pairs
-MIN_NEW_WORDS = 2  # words that the question did not have, function words aside
+MIN_NEW_WORDS = 1  # words that the question did not have, function words aside
 FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -22,6 +22,7 @@ FUNCTION_WORDS = frozenset(
     )
 )
 FUNCTION_SHARE = (0.15, 0.75)  # plain English keeps within; word salad and stop-word mush do not
+_CHOICE = re.compile(r"(\w+) or (?:in )?(?:an? )?(\w+)\?$")
 _MARKUP = re.compile(r"[*#`|<>\[\]{}_\\]|https?:|^\s*(?:-|\d+[.)])\s", re.MULTILINE)
 
 
@@ -59,11 +60,17 @@ def _singulars(word: str) -> set[str]:
     return forms
 
 
+def picks_one(question: Question, words: list[str]) -> bool:
+    """Say whether the question is a choice (big or small?) and the answer names exactly one side."""
+    choice = _CHOICE.search(question.text)
+    return bool(choice) and mentions(words, choice[1]) != mentions(words, choice[2])
+
+
 def is_on_topic(question: Question, text: str) -> bool:
-    """Say whether the answer names the subject, its last word, or an accepted answer."""
+    """Say whether the answer names the subject, its last word, an accepted answer, or picks one side of a choice."""
     words = words_of(text)
     names = (question.subject, question.subject.split()[-1], *question.accepted)
-    return any(mentions(words, name) for name in names)
+    return picks_one(question, words) or any(mentions(words, name) for name in names)
 
 
 def is_repetitive(words: list[str]) -> bool:
@@ -81,6 +88,7 @@ def judge(question: Question, text: str, finish_reason: str) -> Judgement:
     new = {word for word in content if not any(is_same_word(word, other) for other in asked)}
     share = 1 - len(content) / max(1, len(words))
     stripped = text.strip()
+    is_answered = picks_one(question, words) or any(mentions(words, answer) for answer in question.accepted)
     checks = (
         ("too_short", len(words) < MIN_WORDS),
         ("unfinished", finish_reason != "stop" or not stripped.endswith((".", "!", '."', ".)"))),
@@ -88,7 +96,7 @@ def judge(question: Question, text: str, finish_reason: str) -> Judgement:
         ("markup", bool(_MARKUP.search(text)) or "\n\n" in stripped),
         ("repetitive", is_repetitive(words)),
         ("off_topic", not is_on_topic(question, text)),
-        ("echo", len(new) < MIN_NEW_WORDS and not any(mentions(words, answer) for answer in question.accepted)),
+        ("echo", len(new) < MIN_NEW_WORDS and not is_answered),
         ("salad", not FUNCTION_SHARE[0] <= share <= FUNCTION_SHARE[1]),
     )
     reason = next((name for name, wrong in checks if wrong), "")

@@ -6,6 +6,8 @@ from deploy.demo_questions import Question
 from deploy.demo_rule import judge, mentions, words_of
 
 OTTERS = Question("What do otters eat?", "animals", "otters")
+BIG = Question("Are penguins big or small?", "animals", "penguins")
+MEAL = Question("Is ham a snack or a meal?", "food", "ham")
 PARIS = Question("What is the capital of France?", "capitals", "France", ("Paris",))
 
 
@@ -15,6 +17,9 @@ PARIS = Question("What is the capital of France?", "capitals", "France", ("Paris
         (OTTERS, "Otters eat fish, crabs and other small animals that live in rivers."),
         (OTTERS, "An otter eats mostly fish. It also eats crabs and frogs."),
         (PARIS, "The capital of France is Paris."),
+        (BIG, "Penguins are small."),
+        (BIG, "They are very big birds."),
+        (MEAL, "It is a snack."),
         (PARIS, "It is the city of Paris."),
     ],
 )
@@ -64,6 +69,12 @@ def test_the_first_fault_is_named(text, finish_reason, reason):
 )
 def test_plural_and_possessive_endings_do_not_matter(text, phrase):
     assert mentions(words_of(text), phrase)
+
+
+def test_a_choice_is_answered_by_one_side_only():
+    assert judge(BIG, "They are big and small.", "stop") == (False, "off_topic")
+    assert judge(BIG, "Are penguins big or small?.", "stop") == (False, "echo")
+    assert judge(MEAL, "It is good food.", "stop") == (False, "off_topic")
 
 
 def test_a_part_of_a_word_is_no_mention():
