@@ -92,13 +92,9 @@ def decide(evidence: Evidence, gate: GateConfig) -> Verdict:
         if not gate.auto_promote:
             return verdict("AWAIT_APPROVAL", "passed; auto_promote is off")
         return verdict("PROMOTE", f"E {math.exp(min(figures['log_e_promote'], 700)):.3g} >= {evidence.threshold:.3g}")
-    # Ending early without promoting costs no error rate, and the newer candidate has learned more.
-    if (
-        gate.yield_to_newer
-        and evidence.newer
-        and enough
-        and figures["log_e_promote"] < math.log(evidence.threshold) / 2
-    ):
+    # Ending early without promoting costs no error rate, and the next candidate has learned more.
+    is_halfway = figures["log_e_promote"] >= math.log(evidence.threshold) / 2
+    if gate.yield_to_newer and evidence.newer and enough and not is_halfway:
         return verdict("INCONCLUSIVE", f"{evidence.newer} waits, and the evidence is not halfway")
     if age_s >= gate.t_max_s:
         return verdict("INCONCLUSIVE", f"not enough evidence in {age_s:.0f} s")

@@ -26,7 +26,10 @@ class GateConfig(StrictModel):
     )
     soak_s: float = Field(1800.0, ge=0, description="shortest canary")
     t_max_s: float = Field(86400.0, gt=0, description="longest canary, then INCONCLUSIVE")
-    yield_to_newer: bool = Field(True, description="a canary past n_min and soak, not halfway, ends when another waits")
+    yield_to_newer: bool = Field(
+        False,
+        description="past n_min and soak, not halfway: end when a newer one waits; small gains are then never found",
+    )
     stale_s: float = Field(900.0, gt=0, description="no interaction for so long: INVALID")
     fdr: float = Field(0.10, gt=0, lt=1, description="share of false promotions, over all candidates (e-LOND)")
     rollback_alpha: float = Field(

@@ -123,13 +123,14 @@ def test_a_lost_engine_and_a_silent_source_are_invalid_and_the_end_is_inconclusi
     assert decide(seen(few, now_s=700.0, last_interaction_at=699.0), GATE).kind == "INCONCLUSIVE"
 
 
-def test_a_canary_that_is_not_halfway_yields_to_a_newer_candidate_only_after_n_min_and_soak():
+def test_a_canary_that_is_not_halfway_yields_when_told_so_and_only_after_n_min_and_soak():
+    gate = GATE.model_copy(update={"yield_to_newer": True})
     slow = simulate(120, 0.5, 0.5, seed=8)
-    assert decide(seen(slow), GATE).kind == "HOLD"
-    assert decide(seen(slow, newer="v000002"), GATE).kind == "INCONCLUSIVE"
-    assert decide(seen(slow, newer="v000002", started_at=390.0), GATE).kind == "HOLD"
-    assert decide(seen(slow[:40], newer="v000002"), GATE).kind == "HOLD"
-    assert decide(seen(simulate(300, 0.7, 0.3, seed=1), newer="v000002"), GATE).kind == "PROMOTE"
+    assert decide(seen(slow), gate).kind == "HOLD"
+    assert decide(seen(slow, newer="v000002"), gate).kind == "INCONCLUSIVE"
+    assert decide(seen(slow, newer="v000002", started_at=390.0), gate).kind == "HOLD"
+    assert decide(seen(slow[:40], newer="v000002"), gate).kind == "HOLD"
+    assert decide(seen(simulate(300, 0.7, 0.3, seed=1), newer="v000002"), gate).kind == "PROMOTE"
 
 
 def test_stages_advance_by_their_own_outcomes_and_pair_within_a_stage():
