@@ -32,6 +32,7 @@ from learner.config import LearnerConfig
 
 PLANT_BY = 0.4  # of the minutes: then bad candidates are planted although nothing has been promoted
 MEASURE_RESERVE_S = 60.0  # of the minutes, for the champion's held-out questions
+CANARY_GRACE_S = 75.0  # a canary that runs when time is up may still gather evidence this long
 READY_PATIENCE_S = 420.0
 DRAIN_PATIENCE_S = 180.0
 TRAINING = ("stepping", "exporting")  # phases of the learner that want the cores
@@ -155,8 +156,7 @@ class Demo:
             works.append(self._start(self._plant()))
         if self.options.kills:
             works.append(self._start(self._kill()))
-        end_s = 60 * self.options.minutes - MEASURE_RESERVE_S
-        while self.elapsed_s < end_s or not all(work.done() for work in works):
+        while self._goes_on(works):
             self.stack.check_alive()
             for work in works:
                 if work.done():
@@ -231,6 +231,12 @@ class Demo:
             most = max(1, self.options.concurrency // 3) if self.phase == "base" else pace.concurrency
             self.traffic.concurrency, self.traffic.pause_s = min(most, pace.concurrency), pace.pause_s
             await asyncio.sleep(0.5)
+
+    def _goes_on(self, works: list[asyncio.Task]) -> bool:
+        """Say whether users stay: until time is up, and then for what is planted, killed or in the middle of a canary."""
+        late_s = self.elapsed_s - (60 * self.options.minutes - MEASURE_RESERVE_S)
+        has_canary = bool(self.watch.table and self.watch.table.canary)
+        return late_s < 0 or not all(work.done() for work in works) or (has_canary and late_s < CANARY_GRACE_S)
 
     def _has_learned(self) -> bool:
         """Say whether two promotions are in and the present champion satisfies its users."""
