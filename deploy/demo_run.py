@@ -233,7 +233,7 @@ class Demo:
             await asyncio.sleep(0.5)
 
     def _goes_on(self, works: list[asyncio.Task]) -> bool:
-        """Say whether users stay: until time is up, and then for what is planted, killed or in the middle of a canary."""
+        """Say whether users stay: until time is up, then for what is planted or killed, or for a running canary."""
         late_s = self.elapsed_s - (60 * self.options.minutes - MEASURE_RESERVE_S)
         has_canary = bool(self.watch.table and self.watch.table.canary)
         return late_s < 0 or not all(work.done() for work in works) or (has_canary and late_s < CANARY_GRACE_S)
