@@ -1,7 +1,7 @@
 """Ratchet guard: promotions that each may lose a little must not add up (METHODS section 4).
 
 With two engines there is no anchor arm. Each promotion has a lower confidence bound of its effect; what it may have
-lost, max(0, -bound), is charged to a budget that only a human refills (docs/decisions/0010-ratchet-without-anchor.md).
+lost, max(0, -bound), is charged to a budget that only a human refills (docs/decisions/0014-ratchet-without-anchor.md).
 """
 
 from collections.abc import Sequence
