@@ -15,12 +15,12 @@ from serving.engine import Incarnation, kill_incarnation, read_incarnation
 from serving.engine_client import EngineClient, EngineError
 from serving.gate_config import GateConfig
 from serving.plan import Engine, Job, Known
+from tests.deploy.test_cli import free_ports
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 GATE = GateConfig.model_validate({"drain_deadline_s": 0.1})
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 20, list(range(40, 200))]
-PORTS = {"blue": 21411, "green": 21412}
 
 
 class Stand:
@@ -28,10 +28,11 @@ class Stand:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, {}
+        self.ports = dict(zip(("blue", "green"), free_ports(2), strict=True))
 
     def start(self, name: str, model: Path) -> None:
         config = self.folder / f"{name}.toml"
-        engines = ", ".join(f"{key} = {port}" for key, port in PORTS.items())
+        engines = ", ".join(f"{key} = {port}" for key, port in self.ports.items())
         config.write_text(
             f'[run]\nstate_dir = "{self.folder}"\nmodel = "{model}"\n'
             f"[serving]\nmax_model_len = 512\nmax_num_seqs = 16\nengines = {{ {engines} }}\n"
