@@ -36,7 +36,10 @@ class Room:
 
     def sent(self, topic: str = "sample.v1") -> list[bytes]:
         return [
-            row[0] for row in self.store.read("SELECT value FROM stage_outbox WHERE topic = ? ORDER BY id", (topic,))
+            row[0]
+            for row in self.store.connection.execute(
+                "SELECT value FROM stage_outbox WHERE topic = ? ORDER BY id", (topic,)
+            )
         ]
 
     def samples(self) -> list[Sample]:

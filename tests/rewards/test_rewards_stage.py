@@ -40,12 +40,12 @@ def test_a_thumb_makes_one_full_sample_with_all_its_provenance(room: Room) -> No
 def test_a_replay_of_the_same_interactions_emits_no_second_sample(room: Room) -> None:
     batch = [interaction(feedback()), interaction(feedback(value=False), revision=1, state="correction")]
     room.give(*batch)
-    tracker = room.store.read("SELECT * FROM tracker ORDER BY key")
+    tracker = room.store.connection.execute("SELECT * FROM tracker ORDER BY key").fetchall()
     room.give(*batch)
     again = Room(room.state_dir)  # after a crash and a restart
     again.give(*batch)
     assert [sample.sample_id for sample in again.samples()] == [f"{ID}@0", f"{ID}@1"]
-    assert again.store.read("SELECT * FROM tracker ORDER BY key") == tracker
+    assert again.store.connection.execute("SELECT * FROM tracker ORDER BY key").fetchall() == tracker
     assert (room.stage.num_replayed, again.stage.num_replayed) == (2, 2)
 
 
@@ -55,7 +55,7 @@ def test_a_crash_before_the_commit_leaves_nothing(room: Room) -> None:
         room.stage.handle(connection, [record])
         raise KeyboardInterrupt
     assert count(room.state_dir)["interactions"] == 0
-    assert room.store.read("SELECT count(*) FROM tracker") == [(0,)]
+    assert room.store.connection.execute("SELECT count(*) FROM tracker").fetchall() == [(0,)]
     room.give(interaction(feedback()))
     assert len(room.samples()) == 1
 
@@ -151,7 +151,7 @@ def test_what_must_never_train_is_counted_and_stays_in_the_ledger(room: Room, ch
     rows = why(room.state_dir, ID)
     assert [row["reward"] for row in rows] == [0.6, -0.6]
     assert [row["reason"] for row in rows] == [reason, reason]
-    assert room.store.read("SELECT count(*) FROM tracker") == [(0,)]
+    assert room.store.connection.execute("SELECT count(*) FROM tracker").fetchall() == [(0,)]
 
 
 def test_tokens_without_logprobs_may_train_when_they_say_so() -> None:
@@ -177,7 +177,9 @@ def test_a_malformed_interaction_is_quarantined_and_blocks_nothing(room: Room) -
     assert len(room.samples()) == 1
     assert room.sent("dlq.v1") == [b'{"inference": 3}', b"\xff"]
     assert room.stage.num_quarantined == 2
-    [(raw,)] = room.store.read("SELECT headers FROM stage_outbox WHERE topic = 'dlq.v1' LIMIT 1")
+    [(raw,)] = room.store.connection.execute(
+        "SELECT headers FROM stage_outbox WHERE topic = 'dlq.v1' LIMIT 1"
+    ).fetchall()
     about = dict(msgspec.msgpack.decode(raw))
     assert about["headrace_place"] == b"interaction.v1[0]@0"
     assert b"not a valid Interaction: Expected `object`, got `int`" in about["headrace_reason"]
