@@ -6,7 +6,6 @@ Promises: a discarded step leaves weights and optimiser untouched; the champion'
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +28,18 @@ def _set_process_environment() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if "RANK" in os.environ:
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def _join_ranks(backend: str) -> None:
+    """Meet the other ranks; a world of one meets in its own memory, so that no port can be taken."""
+    import deepspeed
+
+    if torch.distributed.is_initialized():
+        return
+    if os.environ["WORLD_SIZE"] == "1":
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
 def deepspeed_config(config: LearnerConfig, dtype: torch.dtype, world_size: int) -> dict[str, Any]:
@@ -87,10 +88,7 @@ class Engine:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = PolicyModel(model, config.logprob_chunk_tokens)
         check_forward(self.policy)
-        if not torch.distributed.is_initialized():
-            deepspeed.init_distributed(
-                dist_backend="nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False
-            )
+        _join_ranks("nccl" if torch.cuda.is_available() else "gloo")
         self.rank = torch.distributed.get_rank()
         self.world_size = torch.distributed.get_world_size()
         trainable = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
