@@ -27,13 +27,13 @@ def parse(argv: list[str]) -> Options:
         "--config", type=Path, default=LOCAL_TOML, help="deployment to run (default: deploy/local.toml)"
     )
     parser.add_argument("--state-dir", type=Path, help="state folder (default: a new one, bench-out/demo-TIME)")
-    parser.add_argument("--minutes", type=float, default=11.0, help="of traffic, measuring included (default 11)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of traffic, measuring included (default 10)")
     parser.add_argument("--target", type=float, default=0.75, help="true share of satisfied users to stop at (0.75)")
-    parser.add_argument("--concurrency", type=int, default=20, help="users with an open question (20)")
+    parser.add_argument("--concurrency", type=int, default=32, help="users with an open question (32)")
     parser.add_argument(
         "--max-backlog", type=int, help="samples unconsumed at which users slow down (default: a batch)"
     )
-    parser.add_argument("--questions", type=int, default=100, help="held-out questions to measure on (100)")
+    parser.add_argument("--questions", type=int, default=80, help="held-out questions to measure on (80)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--plant-bad", action="store_true", help="announce a NaN and a nonsense candidate; both must stop"
