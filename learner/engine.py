@@ -38,7 +38,8 @@ def _join_ranks(backend: str) -> None:
     if torch.distributed.is_initialized():
         return
     if os.environ["WORLD_SIZE"] == "1":
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage] documented, not in __all__
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
