@@ -5,8 +5,8 @@ import sqlite3
 
 from ingest.config import MlflowConfig, RunConfig
 from serving.report import Report, draw
+from tests.serving.controller_bench import Bench
 from tests.serving.fake_engine import better
-from tests.serving.test_controller import Bench
 
 
 def queued(folder):
