@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from learner.candidate import Manifest, Probe, list_files, write_manifest
+from learner.export import score_folder
+from learner.logprobs import Row
 from serving import jobs, swap
 from serving.engine import Incarnation, kill_incarnation, read_incarnation
 from serving.engine_client import EngineClient, EngineError
@@ -27,10 +29,11 @@ class Stand:
     """Starts engines as the supervisor does, and ends what it started."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, {}
+        self.folder, self.processes, self.models = folder, {}, {}
         self.ports = dict(zip(("blue", "green"), free_ports(2), strict=True))
 
     def start(self, name: str, model: Path) -> None:
+        self.models[name] = model
         config = self.folder / f"{name}.toml"
         engines = ", ".join(f"{key} = {port}" for key, port in self.ports.items())
         config.write_text(
@@ -138,6 +141,21 @@ def test_a_swap_in_place_changes_the_answers_to_those_of_a_fresh_engine(stand):
     assert np.allclose(
         np.concatenate(client(blue).score(PROMPTS, [[11, 12, 13, 14]] * 3)), np.concatenate(scores), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_learner_finds_the_log_probs_that_the_engine_reported(stand, temperature):
+    """A/A: equal weights. At temperature 0.7 a log-prob of temperature 1 would be off by far more than the bound."""
+    green = stand.ready("green")
+    folder = stand.models["green"]
+    prompts = [[1 + (7 * i + j) % 200 for j in range(12)] for i in range(32)]
+    answers = client(green).sample(prompts, 24, temperature, seed=3)
+    rows = [Row(prompt, answer.token_ids, temperature) for prompt, answer in zip(prompts, answers, strict=True)]
+    learner = np.concatenate([np.asarray(scores) for scores in score_folder(folder, rows)])
+    log_rho = learner - np.concatenate([np.asarray(answer.logprobs) for answer in answers])
+    assert len(log_rho) > 300
+    assert abs(log_rho.mean()) < 0.01
+    assert np.abs(log_rho).max() < 0.05
 
 
 def test_weights_that_are_not_the_learners_are_refused_by_the_probes(stand):
