@@ -19,6 +19,11 @@ from deploy.demo_questions import Question
 from deploy.demo_rule import judge
 
 ANSWER_TIMEOUT_S = 120.0
+# the product's own words; with the template's they are one block of the engine's prefix cache (32 tokens)
+SYSTEM_PROMPT = (
+    "You are a helpful AI assistant at the information desk of a science museum, where visitors ask you about the wide "
+    "world."
+)
 MAX_TOKENS = 48  # of 988 answers of the base 10.8 % satisfy within 48 tokens, 11.9 % within 64, for a third more work
 VOTE_PATIENCE_S = 90.0
 
@@ -109,7 +114,10 @@ class Client:
             headers["x-headrace-consent"] = "none"
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": question.text}],
+            "messages": [
+                {"role": "system", "content": SYSTEM_PROMPT},
+                {"role": "user", "content": question.text},
+            ],
             "temperature": 0.8,
             "max_tokens": MAX_TOKENS,
             "stream": streamed,

@@ -4,6 +4,7 @@ Takes: status files, the control topic, the clients' answers and votes. Emits: B
 Promises: a status file that is missing or lacks a key leaves its field empty, never stops the demo.
 """
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ingest.topics import topics
 from learner.candidate import CANDIDATE_KEY, CandidateEvent
 from serving.routes import ROUTES_KEY, RouteTable
 
+logger = logging.getLogger("deploy.demo")
 MIN_SHOWN = 10  # answers or votes before a share is shown
 ROLLING = 60  # answers or votes in a rolling share
 STAGES = ("joiner", "archiver", "rewards", "learner", "controller")
@@ -59,6 +61,7 @@ class ControlWatch:
         self.kafka = kafka
         self.events: list[CandidateEvent] = []
         self.tables: list[RouteTable] = []
+        self.num_retries = 0  # times that the broker was lost
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="control-watch", daemon=True)
 
@@ -72,24 +75,26 @@ class ControlWatch:
             self._thread.join(timeout=5)
 
     def _follow(self) -> None:
-        topic = topics(self.kafka).control
+        """Read the topic; when the broker is away, or is killed by --kill, look again from the start."""
         seen: set[bytes] = set()
         while not self._stop.is_set():
             try:
-                reader = Reader(self.kafka, [topic], {}, "demo-watch")
-            except Exception:  # the broker may be away, or be killed by --kill: look again, from the start
+                self._read(seen)
+            except Exception as error:  # policy: whatever the broker says, the demo keeps watching and counts it
+                self.num_retries += 1
+                logger.warning("control_watch_retry number=%d error=%r", self.num_retries, error)
                 self._stop.wait(1.0)
-                continue
-            try:
-                while not self._stop.is_set():
-                    for record in reader.poll(0.5):
-                        if record.value not in seen:
-                            seen.add(record.value)
-                            self._take(record.key, record.value)
-            except Exception:
-                self._stop.wait(1.0)
-            finally:
-                reader.close()
+
+    def _read(self, seen: set[bytes]) -> None:
+        reader = Reader(self.kafka, [topics(self.kafka).control], {}, "demo-watch")
+        try:
+            while not self._stop.is_set():
+                for record in reader.poll(0.5):
+                    if record.value not in seen:
+                        seen.add(record.value)
+                        self._take(record.key, record.value)
+        finally:
+            reader.close()
 
     def _take(self, key: str, value: bytes) -> None:
         if key == ROUTES_KEY:
@@ -100,6 +105,10 @@ class ControlWatch:
     def states_of(self, version: str) -> list[str]:
         """Return the states that a candidate went through."""
         return [event.state for event in self.events if event.version == version]
+
+    def in_gates(self) -> bool:
+        """Say whether the offline gates look at a candidate now: its last word is shadow."""
+        return "shadow" in {event.version: event.state for event in self.events}.values()
 
     def promoted(self) -> list[CandidateEvent]:
         """Return the first promotion of each version, in order."""

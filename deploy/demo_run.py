@@ -39,7 +39,7 @@ TRAINING = ("stepping", "exporting")  # phases of the learner that want the core
 THINK_S = 0.5  # mean pause of a user after an answer
 TRAINING_PAUSE_S = 10.0
 FEW_CORES = 8  # with more, learner and engines hardly meet
-BASE_CONCURRENCY = 32  # held-out questions that are open at a time
+BASE_CONCURRENCY = 12  # held-out questions of the base that are open at a time, beside the traffic that teaches
 MIN_CHAMPION_ANSWERS = 40  # traffic answers of the present champion before its share counts
 
 
@@ -73,17 +73,18 @@ def shares_cores(num_cores: int, learner_threads: int, engine_threads: int) -> b
 
 
 def wanted_pace(
-    most: int, backlog: int, max_backlog: int, is_training: bool, has_canary: bool, takes_turns: bool
+    most: int, backlog: int, max_backlog: int, is_training: bool, in_gates: bool, has_canary: bool, takes_turns: bool
 ) -> Pace:
     """Choose the users' pace.
 
     On the same cores, generation and training slow each other down far more than taking turns would (measured: a step
     took 93 s beside four users, who got 0.3 answers a second): a single user is left while the learner trains or has
     enough to train on. A canary needs its units soon. With cores of their own, users slow down only when the learner
-    falls far behind.
+    falls far behind, or while the offline gates ask the engines.
     """
     if not takes_turns:
-        return Pace(most if has_canary or backlog < 3 * max_backlog else max(1, most // 4), THINK_S)
+        is_slow = not has_canary and (in_gates or backlog >= 2 * max_backlog)
+        return Pace(max(1, most // 4) if is_slow else most, THINK_S)
     if has_canary:
         return Pace(most // 2 if is_training else most, THINK_S)
     return Pace(1, TRAINING_PAUSE_S) if is_training or backlog >= max_backlog else Pace(most, THINK_S)
@@ -225,10 +226,11 @@ class Demo:
                 backlog_of(statuses),
                 self.max_backlog,
                 is_training=statuses.get("learner", {}).get("phase") in TRAINING,
+                in_gates=self.watch.in_gates(),
                 has_canary=bool(table and table.canary),
                 takes_turns=self.takes_turns,
             )
-            most = max(1, self.options.concurrency // 3) if self.phase == "base" else pace.concurrency
+            most = max(1, self.options.concurrency - BASE_CONCURRENCY) if self.phase == "base" else pace.concurrency
             self.traffic.concurrency, self.traffic.pause_s = min(most, pace.concurrency), pace.pause_s
             await asyncio.sleep(0.5)
 

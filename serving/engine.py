@@ -100,6 +100,7 @@ def launch_arguments(run: RunConfig, serving: ServingConfig, name: str, served_m
     arguments += ["--disable-uvicorn-access-log", "--worker-extension-cls", "serving.vllm_worker.ReloadExtension"]
     if on_cpu:
         arguments += ["--enforce-eager", "--distributed-executor-backend", "uni"]
+        arguments += ["--block-size", "32"]  # the default of 128 shares no system prompt shorter than that
     else:
         arguments += ["--gpu-memory-utilization", f"{0.9 / len(serving.engines):.3f}"]
     return [*arguments, *serving.extra_args]
@@ -117,6 +118,8 @@ def launch_environment(run: RunConfig, serving: ServingConfig, on_cpu: bool) -> 
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine core: one process less
             "OMP_NUM_THREADS": str(serving.cpu_threads or os.cpu_count() or 1),
             "OMP_WAIT_POLICY": "PASSIVE",  # two engines and a learner share the cores: waiting must not spin
+            "MALLOC_MMAP_MAX_": "0",  # glibc keeps what was freed: giving it back and taking it anew costs page faults,
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 40),  # 7 % of an engine's CPU time
         }
     return environment
 

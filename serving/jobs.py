@@ -117,9 +117,11 @@ def ask_offline(
     try:
         if cached is None or cached.champion != champion_version:
             own = judge.sample(prompts, gate.probe_tokens, 1.0, seed=7)
-            cached = ChampionAnswers(champion_version, prompts, _judge(judge, prompts, own)[0])
+            scores = [answer.logprobs for answer in own]  # sampled at temperature 1: these are its own log-probs
+            cached = ChampionAnswers(champion_version, prompts, _judge(judge, prompts, own, scores))
         answers = new.sample(cached.prompts, gate.probe_tokens, 1.0, seed=7)
-        judged, scores = _judge(judge, cached.prompts, answers)
+        scores = _score(judge, cached.prompts, [answer.token_ids for answer in answers])
+        judged = _judge(judge, cached.prompts, answers, scores)
     except EngineError as error:
         return loaded._replace(failed=str(error)), cached
     finally:
@@ -135,18 +137,15 @@ def ask_offline(
     return loaded._replace(checks=tuple(checks), refused="; ".join(failed)), cached
 
 
-def _judge(judge: EngineClient, prompts: list[list[int]], answers: list[Answer]) -> tuple[Answers, list[list[float]]]:
-    """Score answers under the champion, after their own prompt and after the next one's."""
-    tokens = [answer.token_ids for answer in answers]
-    own = _score(judge, prompts, tokens)
-    other = _score(judge, [*prompts[1:], prompts[0]], tokens)
-    judged = Answers(
+def _judge(judge: EngineClient, prompts: list[list[int]], answers: list[Answer], own: list[list[float]]) -> Answers:
+    """Return answers with their scores after their own prompt, which are given, and after the next one's."""
+    other = _score(judge, [*prompts[1:], prompts[0]], [answer.token_ids for answer in answers])
+    return Answers(
         texts=[answer.text for answer in answers],
         finish_reasons=[answer.finish_reason for answer in answers],
         own=[float(np.mean(score)) for score in own if score],
         other=[float(np.mean(score)) for score in other if score],
     )
-    return judged, own
 
 
 def _score(judge: EngineClient, prompts: list[list[int]], tokens: list[list[int]]) -> list[list[float]]:

@@ -115,8 +115,8 @@ def test_an_earlier_demo_is_not_overwritten(tmp_path, capsys):
 
 
 def test_users_pause_while_the_learner_trains_and_hurry_for_a_canary():
-    def wanted(backlog, is_training=False, has_canary=False, takes_turns=True):
-        return demo_run.wanted_pace(24, backlog, 64, is_training, has_canary, takes_turns)
+    def wanted(backlog, is_training=False, in_gates=False, has_canary=False, takes_turns=True):
+        return demo_run.wanted_pace(24, backlog, 64, is_training, in_gates, has_canary, takes_turns)
 
     assert wanted(63) == (24, 0.5)
     assert wanted(64) == (1, 10.0)
@@ -124,7 +124,9 @@ def test_users_pause_while_the_learner_trains_and_hurry_for_a_canary():
     assert wanted(500, has_canary=True) == (24, 0.5)
     assert wanted(0, is_training=True, has_canary=True) == (12, 0.5)
     assert wanted(100, is_training=True, takes_turns=False) == (24, 0.5)
-    assert wanted(192, is_training=True, takes_turns=False) == (6, 0.5)
+    assert wanted(128, is_training=True, takes_turns=False) == (6, 0.5)
+    assert wanted(0, in_gates=True, takes_turns=False) == (6, 0.5)
+    assert wanted(500, in_gates=True, has_canary=True, takes_turns=False) == (24, 0.5)
 
 
 def test_learner_and_engine_share_cores_unless_each_has_its_own():

@@ -44,6 +44,8 @@ def test_a_cpu_engine_is_eager_in_one_process_and_loopback_only(tmp_path):
     environment = launch_environment(run, SERVING, on_cpu=True)
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["MALLOC_MMAP_MAX_"] == "0"
+    assert arguments[arguments.index("--block-size") + 1] == "32"
 
 
 def test_a_gpu_engine_shares_the_memory_and_is_compiled(tmp_path):
