@@ -112,6 +112,7 @@ class Engine:
             config=deepspeed_config(config, self._dtype, self.world_size),
         )
         self._optimizer: Any = self._engine.optimizer
+        self.reset_optimizer()  # without ZeRO, DeepSpeed's bf16 optimiser took a step with zero gradients just now
         self._device = next(self.policy.parameters()).device
         self._initial = self.trainable_state()
         self._champion = {name: value.clone() for name, value in self._initial.items()}
