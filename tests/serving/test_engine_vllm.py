@@ -38,7 +38,8 @@ class Stand:
         engines = ", ".join(f"{key} = {port}" for key, port in self.ports.items())
         config.write_text(
             f'[run]\nstate_dir = "{self.folder}"\nmodel = "{model}"\n'
-            f"[serving]\nmax_model_len = 512\nmax_num_seqs = 16\nengines = {{ {engines} }}\n"
+            f'[serving]\ndtype = "float32"\n'  # bounds are those of float32, whatever the machine can do
+            f"max_model_len = 512\nmax_num_seqs = 16\nengines = {{ {engines} }}\n"
         )
         log = (self.folder / f"{name}.log").open("ab")
         command = [sys.executable, "-m", "serving.engine", str(config), "--name", name]
@@ -145,7 +146,7 @@ def test_a_swap_in_place_changes_the_answers_to_those_of_a_fresh_engine(stand):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_learner_finds_the_log_probs_that_the_engine_reported(stand, temperature):
-    """A/A: equal weights. At temperature 0.7 a log-prob of temperature 1 would be off by far more than the bound."""
+    """A/A: equal weights, float32. At temperature 0.7 a log-prob of temperature 1 would be off by far more."""
     green = stand.ready("green")
     folder = stand.models["green"]
     prompts = [[1 + (7 * i + j) % 200 for j in range(12)] for i in range(32)]
@@ -154,8 +155,8 @@ def test_the_learner_finds_the_log_probs_that_the_engine_reported(stand, tempera
     learner = np.concatenate([np.asarray(scores) for scores in score_folder(folder, rows)])
     log_rho = learner - np.concatenate([np.asarray(answer.logprobs) for answer in answers])
     assert len(log_rho) > 300
-    assert abs(log_rho.mean()) < 0.01
-    assert np.abs(log_rho).max() < 0.05
+    assert abs(log_rho.mean()) < 1e-3
+    assert np.abs(log_rho).max() < 1e-2
 
 
 def test_weights_that_are_not_the_learners_are_refused_by_the_probes(stand):
