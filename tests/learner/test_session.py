@@ -73,7 +73,7 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory) -> dict[str, Path]:
-    """Folders of lives: undisturbed ones by precision and ZeRO stage, killed and resumed ones by precision and point."""
+    """Folders of lives: undisturbed ones by precision and ZeRO stage, killed and resumed ones by point."""
     root = tmp_path_factory.mktemp("lives")
     undisturbed = {f"{dtype} {stage}": (dtype, stage) for dtype in ATOL for stage in (0, 2)}
     killed = {f"{dtype} {point}": (dtype, point, nth) for dtype in ATOL for point, nth in POINTS}
