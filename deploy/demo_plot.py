@@ -67,11 +67,11 @@ def draw(beats: list[Beat], marks: list[Mark], answers: list[Answer]) -> bytes:
 
 
 def _plot_learner(axes, beats: list[Beat]) -> None:
-    steps = [beat.step for beat in beats]
+    minutes = [beat.elapsed_s / 60 for beat in beats]  # not steps: a refusal takes the learner back to an earlier one
     rewards = [float("nan") if beat.reward is None else beat.reward for beat in beats]
-    axes.plot(steps, rewards, color="tab:blue")
-    axes.set(title="Learner", xlabel="step", ylabel="mean reward")
+    axes.plot(minutes, rewards, color="tab:blue")
+    axes.set(title="Learner", xlabel="minutes", ylabel="mean reward")
     axes.yaxis.label.set_color("tab:blue")
     other = axes.twinx()
-    other.plot(steps, [float("nan") if beat.kl is None else beat.kl for beat in beats], color="tab:orange")
+    other.plot(minutes, [float("nan") if beat.kl is None else beat.kl for beat in beats], color="tab:orange")
     other.set_ylabel("KL to champion, nats per token", color="tab:orange")
