@@ -228,6 +228,7 @@ class Session:
         decision = lifecycle.decide(self.events, self.state)
         if decision.action == "anchor":
             lifecycle.anchor(self.state, decision.champion)
+            self.state.beta = self.config.beta  # the distance to the new champion starts at zero
             self._anchor_weights(self.state)
             self._save()
             logger.info("champion_anchored version=%s step=%d", decision.champion, self.state.head_step)
@@ -243,7 +244,7 @@ class Session:
         self._engine.load_trainable(weights)
         self._engine.reset_optimizer()
         self.state = lifecycle.after_return(self.state, read_state(folder), champion)
-        lifecycle.anchor(self.state, champion)
+        self.state.beta = self.config.beta
         self._engine.anchor_champion(weights)
         self._known = set(self.state.consumed) | {sample.sample_id for sample in self.state.pending}
         self._retry_at = 0

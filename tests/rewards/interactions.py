@@ -6,7 +6,15 @@ from typing import Any
 from ingest.events import Consent, Feedback, Inference, Interaction, Policy, Source, Timing, Tokens
 from rewards.spec import RewardSpec, load_spec
 
-DEFAULT_SPEC = load_spec(Path(__file__).parents[2] / "deploy" / "reward_spec.toml")
+DEPLOYED_SPEC = load_spec(Path(__file__).parents[2] / "deploy" / "reward_spec.toml")
+DEFAULT_SPEC = RewardSpec.model_validate(  # what is deployed, with weights that the tests can name
+    DEPLOYED_SPEC.model_dump(by_alias=True)
+    | {
+        "metrics": DEPLOYED_SPEC.model_dump()["metrics"]
+        | {"thumbs": DEPLOYED_SPEC.metrics["thumbs"].model_dump() | {"weight": 0.6}},
+        "outcomes": DEPLOYED_SPEC.outcomes.model_dump() | {"truncated": -0.6},
+    }
+)
 ANSWERED_AT = 1000.0
 OUTCOMES = {
     "error": -1.0,

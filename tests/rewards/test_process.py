@@ -21,7 +21,7 @@ from ingest.topics import headers, topics
 from rewards import stage
 from rewards.ledger import count
 from rewards.samples import Sample
-from tests.rewards.interactions import feedback, interaction
+from tests.rewards.interactions import DEPLOYED_SPEC, feedback, interaction
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 NUM_INTERACTIONS = 3000
@@ -121,7 +121,7 @@ def test_a_killed_stage_resumes_and_every_interaction_has_one_sample(config_path
     by_id = {sample.sample_id: sample for sample in samples}
     assert sorted(by_id) == sorted(f"inf_{number}@0" for number in range(NUM_INTERACTIONS))
     assert all(by_id[sample.sample_id] == sample for sample in samples)  # a resent one is the same one
-    assert all(sample.kind == "full" and sample.reward in (0.6, -0.6) for sample in samples)
+    assert all(sample.kind == "full" and abs(sample.reward) == DEPLOYED_SPEC.metrics["thumbs"].weight for sample in samples)
 
 
 def test_an_unreachable_broker_ends_with_2_and_one_clear_message(tmp_path: Path, capsys, monkeypatch) -> None:

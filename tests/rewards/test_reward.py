@@ -8,7 +8,15 @@ from ingest.events import Feedback, Inference, Source
 from rewards.reward import MAX_HINDSIGHT_CHARS, Reward, Vote, reduce_votes, score
 from rewards.signals import Signal
 from rewards.spec import Metric, RewardSpec
-from tests.rewards.interactions import ANSWERED_AT, DEFAULT_SPEC, OUTCOMES, feedback, inference, spec_of
+from tests.rewards.interactions import (
+    ANSWERED_AT,
+    DEFAULT_SPEC,
+    DEPLOYED_SPEC,
+    OUTCOMES,
+    feedback,
+    inference,
+    spec_of,
+)
 
 RATING = {"kind": "numeric", "weight": 1.0, "low": -10, "high": 10}
 
@@ -205,3 +213,11 @@ def test_reward_is_bounded_and_neither_order_nor_doubling_matters(feedback_items
     doubled = feedback_items + rng.sample(feedback_items, len(feedback_items) // 2)
     rng.shuffle(doubled)
     assert score(answer, doubled, spec) == reward
+
+
+def test_a_disliked_short_answer_is_not_worth_more_than_a_cut_one():
+    """Else a model learns to be short and off topic: measured in the demo (decision 0016)."""
+    disliked = score(inference(), [feedback(value=False)], DEPLOYED_SPEC).value
+    cut = score(inference(finish_reason="length"), [], DEPLOYED_SPEC).value
+    assert disliked is not None and cut is not None
+    assert disliked <= cut < 0
