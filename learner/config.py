@@ -87,7 +87,7 @@ class LearnerConfig(StrictModel):
     # batches
     batch_samples: int = Field(64, ge=2, description="samples of one step")
     min_batch_samples: int = Field(16, ge=2, description="N_min: with fewer usable samples no step is taken")
-    max_wait_s: float = Field(600.0, gt=0, description="then a step is taken with min_batch_samples")
+    max_wait_s: float = Field(600.0, gt=0, description="then a step takes what there is, from min_batch_samples on")
     max_pending_samples: int = Field(4096, ge=2, description="samples read ahead; then reading waits")
     max_staleness: int = Field(8, ge=0, description="published versions behind the champion; older samples are dropped")
     max_staleness_calm: int = Field(64, ge=0, description="the same while mean squared log-ratio is at most calm_m2")

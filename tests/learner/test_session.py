@@ -170,7 +170,9 @@ def test_the_learner_waits_for_the_verdict_when_it_is_too_far_ahead(session):
 def test_a_rejected_candidate_is_undone_and_its_samples_are_used_again(session):
     take_steps(session, 0, 2)
     first = session.export()
+    session.state.beta = 9.0  # as adapted on the way to this candidate
     session.follow([CandidateEvent(version=first, state="promoted", at=1.0)])
+    assert session.state.beta == session.config.beta
     champion = {name: value.clone() for name, value in session._engine.trainable_state().items()}
     take_steps(session, 16, 2)
     second = session.export()

@@ -121,7 +121,8 @@ def test_a_killed_stage_resumes_and_every_interaction_has_one_sample(config_path
     by_id = {sample.sample_id: sample for sample in samples}
     assert sorted(by_id) == sorted(f"inf_{number}@0" for number in range(NUM_INTERACTIONS))
     assert all(by_id[sample.sample_id] == sample for sample in samples)  # a resent one is the same one
-    assert all(sample.kind == "full" and abs(sample.reward) == DEPLOYED_SPEC.metrics["thumbs"].weight for sample in samples)
+    weight = DEPLOYED_SPEC.metrics["thumbs"].weight
+    assert all(sample.kind == "full" and sample.reward in (weight, -weight) for sample in samples)
 
 
 def test_an_unreachable_broker_ends_with_2_and_one_clear_message(tmp_path: Path, capsys, monkeypatch) -> None:
